@@ -194,6 +194,7 @@ class OverridesWithoutMemory(KvOverrides, total=False):
     kv_dir: str | os.PathLike[str] | None
     kv_victims: KvVictims | None
     keep_kv: int | None
+    device: str | None
 
 
 class ModelOverrides(OverridesWithoutMemory, total=False):
@@ -202,6 +203,7 @@ class ModelOverrides(OverridesWithoutMemory, total=False):
     memory: int | None
     kv_memory: int | None
     slot_memory: int | None
+    device_memory: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,11 @@ class ModelOptions:
     keep_kv: int | None = None
     """Bytes on flash for the keys and values of earlier contexts, from which a prompt that begins
     alike goes on; 0 removes those that there are. None neither keeps nor looks."""
+    device: str | None = None
+    """The device of torch that holds weights, keys and values, as far as `device_memory` allows:
+    cuda, cuda:N, mps, or cpu-torch, torch on the CPU in the stead of one. None: there is none."""
+    device_memory: int | None = None
+    """Bytes of the device that may be taken; None: most of what is free there."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -263,6 +270,7 @@ class ModelOptions:
             "slot_memory",
             "keep_kv",
             "spec_start_layer",
+            "device_memory",
         ):
             value = getattr(self, name)
             if value is not None and type(value) is not int:

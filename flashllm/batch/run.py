@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashllm.batch.answer_lines import AnswerForm
@@ -84,6 +84,7 @@ class BatchSummary:
             "rss_peak_bytes": rss_peak_bytes(),
             "workers": workers,
             "policy": policy,
+            "device": None if plan.device is None else asdict(plan.device),
         }
 
 

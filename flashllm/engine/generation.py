@@ -74,6 +74,9 @@ class OpenModel(Protocol):
     def kv_report(self) -> dict[str, Any] | None:
         """Where keys and values are, if they have a limit of their own."""
 
+    def device_report(self) -> dict[str, Any] | None:
+        """What lies on a device, if there is one, and what was copied."""
+
     def restore_kept(self, context: Context, ids: Sequence[int], answer: int) -> None:
         """Bring back keys and values of a prompt that were kept."""
 
@@ -211,6 +214,7 @@ class Generation:
             },
             "io": self._model.io_report(),
             "kv": self._model.kv_report(),
+            "device": self._model.device_report(),
             "settings": {
                 "select": plan.select,
                 "lossy": plan.lossy,

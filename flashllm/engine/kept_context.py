@@ -147,6 +147,10 @@ def kept_context_for(
         "selector": plan.select,
         "prompt_neurons": plan.prompt_neurons,
     }
+    if plan.device is not None:  # what is computed there has other last bits
+        placed = plan.device
+        where = placed.name, placed.matrices, placed.kv_layers, placed.slots, placed.tile_bytes
+        settings["device"] = repr(where)
     token_bytes = 2 * spec.n_kv_heads * kv_row_bytes(spec, plan.kv_dtype)
     kept = KeptDirectory(directory, bytes_max, settings, spec.n_layers, token_bytes)
     return KeptContext(context, kept)

@@ -13,6 +13,12 @@ import torch
 
 from flashllm import core
 from flashllm.engine import leftovers
+from flashllm.engine.device_loading import (
+    check_options,
+    load_resident,
+    open_device,
+    open_device_kernels,
+)
 from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.flash.file_loading import OnRead, ignore_read
 from flashllm.flash.manifest import read_manifest
@@ -126,6 +132,10 @@ def _load(
     malloc.keep_heap_flat()
     # Who keeps an error keeps its frames, and what is open in them.
     with contextlib.ExitStack() as opened:
+        check_options(options, stage is not None)
+        device = None
+        if options.device is not None:
+            device, options = open_device(options)
         layers = None if stage is None else stage.layers
         store = Store(directory, options.verify or DEFAULT_VERIFY, layers)
         opened.callback(store.close)
@@ -135,10 +145,15 @@ def _load(
         direct = options.direct
         store.check_small_files()
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
-        kernels = core.open_kernels(KERNEL_THREADS)
-        opened.callback(kernels.close)
         on_read = _counting(store, chosen, on_loading)
-        resident = store.load_resident(direct, on_read)
+        if device is None or plan.device is None:
+            kernels = core.open_kernels(KERNEL_THREADS)
+            opened.callback(kernels.close)
+            resident = store.load_resident(direct, on_read)
+        else:
+            kernels = open_device_kernels(store, device, plan.device, KERNEL_THREADS)
+            opened.callback(kernels.close)
+            resident = load_resident(store, device, plan.device, direct, on_read)
         selector = make_selector(store, chosen, kernels, direct, resident, on_read)
         directories = _kv_directories(directory, options)
         if stage is not None:
@@ -148,7 +163,9 @@ def _load(
         skewing, problem = None, ""
         if plan.kv_selection.policy in ("infinigen", "specache"):
             skewing, problem = usable_skewing(directory, store.spec)
-        decoder = Decoder(store, resident, selector, plan, kernels, directories, skewing)
+        decoder = Decoder(
+            store, resident, selector, plan, kernels, directories, skewing, device=device
+        )
         decoder.skewing_problem = problem
         opened.pop_all()
         return decoder, plan, store

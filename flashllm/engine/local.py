@@ -389,6 +389,10 @@ class Model:
         pool = self._decoder.kv_pool
         return None if pool is None else pool.report()
 
+    def device_report(self) -> dict[str, Any] | None:
+        """What lies on a device, if there is one, and what was copied there and back."""
+        return self._decoder.device_report()
+
     def rates(self) -> DeviceRates:
         """What this device and machine can give, as far as the profile knows."""
         if self._rates is None:

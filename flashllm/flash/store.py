@@ -7,6 +7,7 @@ a truncated file is a short read and the page cache stays empty). Not here: torc
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +220,28 @@ class Store:
         index = read_tensor_index(path)
         check_resident(index, self.model_spec, path)
         tensors, image = self._load(RESIDENT_FILE, index, direct, on_read)
+        return self._typed(tensors), image
+
+    def load_resident_groups(
+        self, groups: Iterable[Sequence[str]], direct: bool, on_read: OnRead = ignore_read
+    ) -> Iterator[dict[str, RawTensor]]:
+        """The same of some tensors after others, each group in memory of its own."""
+        path = self.directory / RESIDENT_FILE
+        index = read_tensor_index(path)
+        check_resident(index, self.model_spec, path)
+        parts = self._checked_parts(RESIDENT_FILE, index)
+        for names in groups:
+            some = {name: index[name] for name in names}
+            yield self._typed(load_some_tensors(path, some, direct, on_read, parts)[0])
+
+    def _typed(self, tensors: dict[str, RawTensor]) -> dict[str, RawTensor]:
+        """Resident tensors in the encodings and shapes that the spec says."""
+        typed = dict(tensors)
         for name, shape in tensor_table(self.spec).items():
             if name in tensors:  # of a stage not all
                 dtype = resident_dtype(name, shape, self.spec)
-                tensors[name] = RawTensor(tensors[name].raw, dtype, shape)
-        return tensors, image
+                typed[name] = RawTensor(tensors[name].raw, dtype, shape)
+        return typed
 
     def resident_index(self) -> dict[str, TensorRecord]:
         """Where the resident tensors lie, by the names that they have here."""
@@ -275,14 +293,20 @@ class Store:
         self, name: str, index: dict[str, TensorRecord], direct: bool, on_read: OnRead
     ) -> tuple[dict[str, RawTensor], core.Buffer]:
         """The tensors of a file that are needed here, and the buffer that they are views of."""
-        path, parts = self.directory / name, self._parts(name, index)
+        path = self.directory / name
         if not self.is_stage:
-            return load_tensors(path, index, direct, on_read, parts)
+            return load_tensors(path, index, direct, on_read, self._parts(name, index))
+        parts = self._checked_parts(name, index)
+        return load_some_tensors(path, self._own(index), direct, on_read, parts)
+
+    def _checked_parts(self, name: str, index: dict[str, TensorRecord]) -> list[Part]:
+        """What of a file's tensors is to be checked; the file is now, if it has no such parts."""
+        path, parts = self.directory / name, self._parts(name, index)
         if any(not part.name for part in parts):  # no checksums of tensors: of all of the file
             if not is_whole(path, self.manifest.files[name]):
                 raise damaged(path, "")
             parts = []
-        return load_some_tensors(path, self._own(index), direct, on_read, parts)
+        return parts
 
     def _parts(self, name: str, index: dict[str, TensorRecord]) -> list[Part]:
         """What of a file is to be held against checksums when it is read."""

@@ -10,13 +10,16 @@ prompt is cut.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
-from flashllm.kv_cache.layout import kv_bytes, kv_row_bytes
+from flashllm.core.device_memory import DeviceMemory
+from flashllm.kv_cache.layout import kv_row_bytes
 from flashllm.kv_cache.protocol import ChooseByScores, KeysValues, SeesEverything
 from flashllm.kv_cache.rows import RowWriter
 from flashllm.options import KvDType
@@ -34,12 +37,21 @@ class KvCache(SeesEverything):
         context: int,
         dtype: KvDType,
         kernels: core.Kernels,
+        device: DeviceMemory | None = None,
+        device_layers: int = 0,
     ) -> None:
+        """The rows of the first `device_layers` layers are on a device."""
+        heads, row = spec.n_kv_heads, kv_row_bytes(spec, dtype)
+        in_dram, nbytes = spec.n_layers - device_layers, heads * context * row
         # Pages that a short conversation never reaches cost nothing. Each head of each layer begins
         # another range, and with huge pages the first tokens would touch nearly all of it.
-        self._buffer = core.Buffer(kv_bytes(spec, context, dtype), huge_pages=False)
-        heads, row = spec.n_kv_heads, kv_row_bytes(spec, dtype)
-        self._layers = self._buffer.array().reshape(spec.n_layers, 2, heads * context * row)
+        self._buffer = core.Buffer(max(2 * in_dram * nbytes, 1), huge_pages=False)
+        here = self._buffer.array()[: 2 * in_dram * nbytes].reshape(in_dram, 2, nbytes)
+        self._layers: list[Sequence[NDArray[np.uint8]]] = list(here)
+        if device is not None:
+            there = ([device.allocate(nbytes) for _ in range(2)] for _ in range(device_layers))
+            self._layers[:0] = there
+        self._device_layers = device_layers
         self._kernels = kernels
         self._writer = RowWriter(kernels, dtype, spec.head_dim, heads)
         self._heads, self._columns = heads, spec.head_dim
@@ -63,7 +75,7 @@ class KvCache(SeesEverything):
         """Forget all tokens, and take over the first `length` of another cache of the same kind."""
         assert isinstance(other, KvCache)
         for layer in range(len(self._layers)):
-            self._rows(layer)[:, :, :length] = other.encoded(layer, 0, length)
+            self._write(layer, 0, other.encoded(layer, 0, length))
         self.length = length
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
@@ -71,7 +83,7 @@ class KvCache(SeesEverything):
         end = self.length + keys.shape[1]
         assert end <= self.context
         for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
-            self._writer.write(layer, name, rows, self.length, self._layers[layer, kind])
+            self._writer.write(layer, name, rows, self.length, self._layers[layer][kind])
         return end
 
     def attend(
@@ -92,15 +104,27 @@ class KvCache(SeesEverything):
         return out
 
     def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
-        """A view of [keys or values, kv_heads, positions, bytes of a row]."""
+        """[keys or values, kv_heads, positions, bytes of a row]: a view, or a device's copy."""
         return self._rows(layer)[:, :, first:end]
 
     def append_encoded(self, layer: int, tokens: int, rows: NDArray[np.uint8]) -> None:
         """Store the bytes of rows of so many tokens, as `encoded` gave them, after `length`."""
-        end = self.length + tokens
-        assert end <= self.context
-        places = self._rows(layer)[:, :, self.length : end]
-        places[...] = rows.reshape(places.shape)
+        assert self.length + tokens <= self.context
+        self._write(layer, self.length, rows.reshape(2, self._heads, tokens, -1))
+
+    def _write(self, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
+        """Rows [keys or values, kv_heads, positions, bytes of a row] from position `first` on."""
+        count = rows.shape[2]
+        if layer >= self._device_layers:
+            self._rows(layer)[:, :, first : first + count] = rows
+            return
+        places = np.arange(first, first + count, dtype=np.int32)
+        heads = np.arange(self._heads, dtype=np.int32)[:, None] * np.int32(self.context)
+        own = np.arange(self._heads * count, dtype=np.int32)
+        for kind in range(2):
+            encoded = np.ascontiguousarray(rows[kind]).reshape(-1)
+            to = self._layers[layer][kind], (heads + places).reshape(-1)
+            self._kernels.copy_rows(encoded, own, self.row_bytes, *to)
 
     def attend_decoded(
         self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
@@ -133,7 +157,7 @@ class KvCache(SeesEverything):
         places = np.arange(ids.size, dtype=np.int32)
         for kind in range(2):
             self._kernels.copy_rows(
-                self._layers[layer, kind], ids.reshape(-1), row, gathered[kind], places
+                self._layers[layer][kind], ids.reshape(-1), row, gathered[kind], places
             )
         out = torch.empty(query.shape)
         cache = keys, values, self.dtype, self._columns, self._heads, 0, count
@@ -161,11 +185,13 @@ class KvCache(SeesEverything):
         self, layer: int, kv_head: int, queries: NDArray[np.float32], end: int
     ) -> NDArray[np.float32]:
         """Products [queries, end] of queries [queries, head_dim] with a head's first `end` keys."""
-        rows = self._rows(layer)[0, kv_head, :end].reshape(-1)
+        first = kv_head * self.context * self.row_bytes
+        rows = self._layers[layer][0][first : first + end * self.row_bytes]
         out = np.empty((len(queries), end), np.float32)
         self._kernels.matmul(rows, self.dtype, np.ascontiguousarray(queries), out)
         return out
 
     def _rows(self, layer: int) -> NDArray[np.uint8]:
-        rows: NDArray[np.uint8] = self._layers[layer]
+        # Of a layer on a device, a copy.
+        rows: NDArray[np.uint8] = np.asarray(self._layers[layer])
         return rows.reshape(2, self._heads, self.context, -1)

@@ -24,13 +24,14 @@ def open_model(
     *,
     memory: int | str | None = None,
     kv_memory: int | str | None = None,
+    device_memory: int | str | None = None,
     **overrides: Unpack[OverridesWithoutMemory],
 ) -> Model:
     """Open a converted model; without a path, the one that comes with the project.
 
     `memory` is the ceiling, in bytes or as text like "8GiB", `kv_memory` the part of it for keys
-    and values; they and `overrides`, options by their names in `ModelOptions`, take precedence over
-    `options`.
+    and values, `device_memory` the most to take of a `device`; they and `overrides`, options by
+    their names in `ModelOptions`, take precedence over `options`.
     Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     options = options or DEFAULT_OPTIONS
@@ -40,6 +41,9 @@ def open_model(
     part = options.kv_memory if kv_memory is None else kv_memory
     if part is not None:
         options = options.having(kv_memory=bytes_of(part, "kv_memory"))
+    there = options.device_memory if device_memory is None else device_memory
+    if there is not None:
+        options = options.having(device_memory=bytes_of(there, "device_memory"))
     directory = model_directory(path)
     with keywords_in_errors():
         return open_directory(directory, options, **overrides)

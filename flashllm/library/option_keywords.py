@@ -30,6 +30,8 @@ _KEYWORDS = {
     "kv-alpha": "kv_alpha",
     "kv-recall": "kv_recall",
     "spec-start-layer": "spec_start_layer",
+    "device": "device",
+    "device-memory": "device_memory",
 }
 """Flag -> field of `ModelOptions`."""
 _CHOICES = "|".join((*SELECTORS, *POLICIES, *KV_DTYPES, *OVERLAPS, *VERIFIES, *PROMPT_NEURONS))

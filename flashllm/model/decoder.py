@@ -6,7 +6,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.arrays import Ids
+from flashllm.core.device_memory import DeviceMemory
 from flashllm.errors import Cancelled, ModelClosed, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
@@ -44,6 +47,7 @@ from flashllm.planning.plan import Plan
 from flashllm.planning.release import slots_without
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import BlockStream
+from flashllm.weight_cache.device_slots import DeviceBlock, DeviceSlots
 from flashllm.weight_cache.pinned import PinnedBundles
 from flashllm.weight_cache.pool import BundlePool
 from flashllm.weight_cache.slot_pool import SlotPool
@@ -74,9 +78,11 @@ class Decoder:
         kv_directories: Sequence[Path] = (),
         skewing: Skewing | None = None,
         link: StageLink | None = None,
+        device: DeviceMemory | None = None,
     ) -> None:
         """Keys and values that the plan has on flash are in the first of `kv_directories` that can.
 
+        `device` is where the plan has something on one, with `resident` and `kernels` to match.
         With a `link` it is of a stage of a pipeline, whose layers are those of the store. Errors:
         those of `PagePool`.
         """
@@ -90,14 +96,17 @@ class Decoder:
         that of layers in all before the head."""
         self.clock = clock = PartClock()
         self.plan = plan
-        self.largest_weight = max((tensor.raw for tensor in resident.values()), key=len)
-        """The bytes of the largest resident matrix."""
+        self._device = device
+        there = set(() if plan.device is None else plan.device.matrices)
+        here = (tensor.raw for name, tensor in resident.items() if name not in there)
+        self.largest_weight = max(here, key=len)
+        """The bytes of the largest resident matrix in DRAM."""
         self._store = store
         self._link = link
         self._kernels, self._skewing = kernels, skewing
         self._cancelled = threading.Event()
         shape = plan.prefill
-        self.pool = pool = _make_pool(store, plan, clock, kernels)
+        self.pool = pool = _make_pool(store, plan, clock, kernels, device)
         self._products = products = Products(spec, kernels, shape.bundles)
         transformer = Transformer(spec, resident, kernels, products, clock, link)
         weights = transformer.feed_forward_weights
@@ -178,6 +187,12 @@ class Decoder:
         """What selects the active sets; None selects the neurons whose output is not zero."""
         return self._decode.selector
 
+    def device_report(self) -> dict[str, Any] | None:
+        """What lies on a device, and what was copied there and back; None without one."""
+        if self._device is None or self.plan.device is None:
+            return None
+        return asdict(self.plan.device) | self._device.report()
+
     def new_keys_values(
         self,
         selection: KvSelection,
@@ -221,7 +236,10 @@ class Decoder:
     def _new_rows(self, kv_dtype: KvDType) -> SelectableRows:
         settings = self.spec, self.plan.context, kv_dtype, self._kernels
         if self.kv_pool is None or kv_dtype != self.plan.kv_dtype:
-            return KvCache(*settings)
+            layers = 0
+            if self.plan.device is not None and kv_dtype == self.plan.kv_dtype:
+                layers = self.plan.device.kv_layers
+            return KvCache(*settings, self._device, layers)
         return PagedKvCache(*settings, self.kv_pool)
 
     def owns(self, context: Context) -> bool:
@@ -548,12 +566,25 @@ class Decoder:
             raise Cancelled("stopped on request")
 
 
-def _make_pool(store: Store, plan: Plan, clock: PartClock, kernels: core.Kernels) -> BundlePool:
+def _make_pool(
+    store: Store,
+    plan: Plan,
+    clock: PartClock,
+    kernels: core.Kernels,
+    memory: DeviceMemory | None,
+) -> BundlePool:
     """The pool that the plan describes: pinned bundles where every token needs all, else slots."""
-    block_bytes = plan.prefill.bundles * store.header.stride
+    stride, bundles = store.header.stride, plan.prefill.bundles
+    block_bytes = bundles * stride
     stream = BlockStream(store, block_bytes, plan.own_blocks, clock, kernels)
+    device: DeviceSlots | None = None
+    if memory is not None and plan.device is not None and plan.device.slot_layers:
+        placed = plan.device
+        slots = placed.slots[: placed.slot_layers]
+        device = DeviceSlots(store, memory, kernels, slots, placed.staging_bundles)
+        stream.copy = DeviceBlock(memory, kernels, placed.slot_layers, bundles, stride)
     if plan.select == "all":
-        return PinnedBundles(store, plan.slots_per_layer, stream)
+        return PinnedBundles(store, plan.slots_per_layer, stream, device)
     pool = SlotPool(
         store,
         plan.slots_per_layer,
@@ -563,6 +594,7 @@ def _make_pool(store: Store, plan: Plan, clock: PartClock, kernels: core.Kernels
         [blocks * block_bytes for blocks in plan.lent_blocks],
         clock=clock,
         early=plan.overlap != "none",
+        device=device,
     )
     stream.held = pool
     return pool

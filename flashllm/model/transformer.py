@@ -26,6 +26,7 @@ from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.products import Products
 from flashllm.model.rope import Positions, Rotations
 from flashllm.model.stage_link import StageLink
+from flashllm.planning.device_plan import HEAD
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 
@@ -70,7 +71,8 @@ class Transformer:
         self._rotary = None if spec.rope is None else Positions(spec.rope, spec.window_rope)
         self._layers = [parts.layer(index) for index in range(spec.n_layers)]
         self._final_norm = parts.norm("final_norm") if is_last and spec.final_norm else None
-        head = "embed" if spec.tied_head else "head"
+        # A device has a copy of its own of a head that is the embedding too.
+        head = "embed" if spec.tied_head and HEAD not in resident else "head"
         self._head = parts.linear(head, "head") if is_last else None
         narrow = spec.embed_dim != spec.d_model
         self._project_in = parts.linear("embed.project_in") if narrow and is_first else None

@@ -48,6 +48,7 @@ from flashllm.options import (
     Verify,
 )
 from flashllm.planning.activation_stats import Activity
+from flashllm.planning.device_plan import DevicePlan, DeviceRequest, placed_bytes
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
     LEAST_BLOCKS,
@@ -218,6 +219,9 @@ class Plan:
     union_tokens: int = 0
     """At most so many tokens that go through a layer together read the bundles that any of them
     needs, more of them read the layer. 0 where each needs all."""
+    device: DevicePlan | None = None
+    """What lies on a device, where there is one. `split` is of DRAM alone, `slots_per_layer` of
+    both."""
 
     @property
     def needed_tokens(self) -> int:
@@ -310,7 +314,7 @@ def make_plan(
     allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
     split["prefill"] += (allocation.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
     split["slots"] = sum(allocation.slots) * sizes.stride
-    return Plan(
+    plan = Plan(
         ceiling_bytes=ceiling_bytes,
         smallest_bytes=smallest_bytes,
         split=split,
@@ -339,6 +343,60 @@ def make_plan(
             select,
             _scattered_share(sizes.stride, fitting[0].threads, profile),
         ),
+    )
+    request = _device_request(spec, sizes.stride, options)
+    return plan if request is None else _with_device(plan, request, request.place())
+
+
+def _with_device(plan: Plan, request: DeviceRequest, placed: DevicePlan) -> Plan:
+    """The plan with slots on the device; what they leave in DRAM is shared by the other layers."""
+    spec, stride, bundles = request.spec, request.stride, request.spec.bundles_per_layer
+    in_dram, lent = list(plan.slots_per_layer), list(plan.lent_blocks)
+    device = request.with_slots(placed, in_dram, bundles)
+    first = device.slot_layers
+    # Slots there cannot lend memory to a prompt's ring: these blocks get some of their own.
+    moved = sum(lent[:first]) * plan.prefill.bundles
+    lent[:first] = [0] * min(first, len(lent))
+    freed = sum(in_dram[:first]) - moved
+    unit = plan.prefill.bundles if plan.select == "all" else 1
+    if first < spec.bundled_layers and plan.policy != "window":
+        more = freed // (spec.bundled_layers - first) // unit * unit
+        in_dram[first:] = [min(slots + more, bundles) for slots in in_dram[first:]]
+    split = dict(plan.split)
+    split["slots"] = sum(in_dram[first:]) * stride
+    split["prefill"] += moved * stride
+    return dataclasses.replace(
+        plan,
+        device=device,
+        slots_per_layer=(*device.slots[:first], *in_dram[first:]),
+        lent_blocks=tuple(lent),
+        split=split,
+    )
+
+
+def _device_request(spec: ModelSpec, stride: int, options: ModelOptions) -> DeviceRequest | None:
+    """What is asked of a device; None without one."""
+    if options.device is None:
+        if options.device_memory is not None:
+            raise UsageError("--device-memory: say with --device of which device, like cuda")
+        return None
+    if options.device_memory is None:
+        raise UsageError("--device-memory: say how much of the device may be taken, like 8GiB")
+    context = context_of(spec, options)
+    # What chooses among keys and values, and what brings them from flash, works in DRAM.
+    stays = options.kv_memory is not None or options.kv_selection.lossy
+    kv = 0 if stays else _contexts(options) * kv_bytes(spec, context, _encoding(options))
+    assert options.select is not None
+    return DeviceRequest(
+        spec=spec,
+        stride=stride,
+        select=options.select,
+        name=options.device,
+        memory_bytes=options.device_memory,
+        kv_bytes=kv,
+        context=context,
+        chunk_tokens=options.chunk_tokens,
+        block_bytes=PrefillShape.of(spec, stride).bundles * stride,
     )
 
 
@@ -419,11 +477,17 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
     beside = {"application": sizes.application} if sizes.application else {}
     pages = _kv_pages(spec, options)
     kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes
+    request, on_device = _device_request(spec, sizes.stride, options), 0
+    if request is not None:
+        placed = request.place()
+        kv -= placed.split["kv"]
+        on_device = placed_bytes(spec, placed.matrices)
+        beside["staging"] = 2 * placed.staging_bundles * sizes.stride
     return {
         **beside,
         "interpreter": sizes.interpreter,
         "embeddings": sizes.embeddings,
-        "attention": sizes.attention,
+        "attention": sizes.attention - on_device,
         "predictors": sizes.predictors if options.select == "predicted" else 0,
         "checksums": checksum_bytes(spec, _verify(options)),
         "kv": kv + _selection_bytes(spec, context, contexts, options) + score_bytes(spec, context),

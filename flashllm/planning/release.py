@@ -18,6 +18,9 @@ def slots_without(plan: Plan, spec: ModelSpec, stride: int, nbytes: int) -> list
     block = plan.prefill.bundles
     lent = plan.lent_blocks or (0,) * spec.bundled_layers
     least = [least_slots(spec, plan.select) + blocks * block for blocks in lent]
+    if plan.device is not None:  # what is on the device is no memory of the process's
+        there = plan.device.slot_layers
+        least[:there] = plan.slots_per_layer[:there]
     unit = block if plan.select == "all" else 1
     return _shrunk(plan.slots_per_layer, least, -(-nbytes // stride), unit)
 

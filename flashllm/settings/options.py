@@ -37,6 +37,7 @@ from flashllm.settings.values import (
     number_between,
     one_of,
     parse_count,
+    parse_device,
     parse_flag,
     parse_folders,
     parse_memory,
@@ -309,6 +310,26 @@ MODEL_OPTIONS = (
         " disk that the model is on)",
         "FILE",
         unset="the one that was kept of the disk that the model is on",
+    ),
+    Option(
+        "device",
+        ("--device",),
+        parse_device,
+        "none",
+        "where weights, keys and values lie as far as --device-memory allows, and are multiplied:"
+        " cuda, cuda:N, mps, cpu-torch (torch on the CPU, to try it) or none, the default; not"
+        " tested on a GPU",
+        "NAME",
+    ),
+    Option(
+        "device_memory",
+        ("--device-memory",),
+        parse_memory,
+        None,
+        "with --device: the most memory of it to take; what does not fit stays in --memory and is"
+        " computed there (default: nine tenths of what is free there)",
+        "SIZE",
+        unset="nine tenths of what is free on the device",
     ),
     Option("no_direct", ("--no-direct",), parse_flag, False, "read through the page cache"),
 )

@@ -98,6 +98,8 @@ class Settings:
             kv_recall=self.value("kv_recall"),
             spec_start_layer=self.value("spec_start_layer"),
             keep_kv=self.value("keep_kv"),
+            device=None if self.value("device") == "none" else self.value("device"),
+            device_memory=self.value("device_memory"),
         )
 
     def with_flags(self, given: Mapping[str, Any]) -> Settings:

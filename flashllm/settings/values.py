@@ -112,6 +112,14 @@ def parse_ids(text: str) -> list[int]:
     return [parse_count(part) for part in re.split(r"[\s,]+", text.strip()) if part]
 
 
+def parse_device(text: str) -> str:
+    """The name of a device of torch, or none; whether there is one shows when a model is opened."""
+    name = text.strip().lower()
+    if not re.fullmatch(r"none|mps|cpu-torch|cuda(:[0-9]{1,3})?", name):
+        raise UsageError(f"{text!r} is no device; expected cuda, cuda:N, mps, cpu-torch or none")
+    return name
+
+
 def parse_path(text: str) -> str:
     """A path, `~` and `~name` filled in."""
     return os.path.expanduser(text)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from flashllm.units import GIB, MIB, format_rate
+from flashllm.units import GIB, MIB, format_bytes, format_rate
 
 if TYPE_CHECKING:
+    from flashllm.planning.device_plan import DevicePlan
     from flashllm.planning.plan import Plan
 
 
@@ -57,3 +58,19 @@ def format_split(plan: Plan) -> tuple[list[tuple[str, str]], str]:
     large = parts[0][1] >= 10 * GIB
     unit, factor, digits = ("GiB", GIB, 1) if large else ("MiB", MIB, 0)
     return [(name, f"{size / factor:.{digits}f}") for name, size in parts if size], unit
+
+
+def format_device(placed: DevicePlan) -> str:
+    """What lies on a device, and its shares: `cuda: matrices 2.00 GiB, ...`."""
+    parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in placed.split.items())
+    of = format_bytes(placed.memory_bytes)
+    return f"{placed.name}: {parts}, of {of}; {format_shares(placed)}"
+
+
+def format_shares(placed: DevicePlan) -> str:
+    """Shares of a model on a device, beside those that its memory would have room for."""
+    found, wanted = placed.realised, placed.requested
+    return (
+        f"{found.wg:.0%} of the weights (room for {wanted.wg:.0%}), {found.cg:.0%} of keys and"
+        f" values ({wanted.cg:.0%}), {found.hg:.0%} of activations"
+    )

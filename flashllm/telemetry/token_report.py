@@ -19,7 +19,12 @@ from flashllm.telemetry.device_rates import (
     DeviceRates,
     MeasuredTraffic,
 )
-from flashllm.telemetry.formatting import format_parts, format_share_of_profile, format_split
+from flashllm.telemetry.formatting import (
+    format_device,
+    format_parts,
+    format_share_of_profile,
+    format_split,
+)
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.units import (
     format_bytes,
@@ -233,7 +238,10 @@ def decode_rows(
     rows = [
         ("time", format_parts(decode["parts_ns"].items())),
         ("flash", _format_flash(decode, rates)),
-        ("in DRAM", f"{100 * rate:.1f} % of the {plan.bundle_noun}s that tokens needed"),
+        (
+            "in DRAM" if plan.device is None else "held",
+            f"{100 * rate:.1f} % of the {plan.bundle_noun}s that tokens needed",
+        ),
     ]
     if guessed := decode["guessed"]:
         rows.append(("read ahead", format_guesses(guessed, decode, plan.bundle_noun)))
@@ -263,10 +271,13 @@ def format_silent(neurons: int, silent: int) -> str:
 def memory_rows(rss_peak_bytes: int, plan: Plan) -> list[tuple[str, str]]:
     """The same of the memory that was taken, and of the plan's parts of it."""
     split, unit = format_split(plan)
-    return [
+    rows = [
         ("memory", f"at most {format_memory(rss_peak_bytes, plan.ceiling_bytes)}"),
         ("", f"{', '.join(f'{name} {size}' for name, size in split)} {unit}"),
     ]
+    if plan.device is not None:
+        rows.append(("device", format_device(plan.device)))
+    return rows
 
 
 def stats_table(rows: Sequence[tuple[str, str]]) -> str:

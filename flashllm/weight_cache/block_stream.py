@@ -83,9 +83,8 @@ class Block:
 class Held(Protocol):
     """Bundles that are in DRAM, of which the stream asks before it reads."""
 
-    @property
-    def rows(self) -> NDArray[np.uint8]:
-        """Memory that holds them, in bytes."""
+    def rows_of(self, layer: int) -> NDArray[np.uint8]:
+        """Memory that holds those of a layer, in bytes."""
 
     def positions(self, layer: int, first: int, count: int) -> Ids:
         """Of `count` bundles from `first` on, in units of the stride; -1 where one is not held."""
@@ -105,6 +104,16 @@ class Held(Protocol):
 
     def keep(self, layer: int, first: int, count: int) -> None:
         """The bundles have arrived in the place that they were given."""
+
+
+class BlockCopy(Protocol):
+    """Copies blocks of some layers to where they are computed."""
+
+    layers: int
+    """The first layers, of which it does."""
+
+    def take(self, block: Block) -> Block:
+        """The copy, which stays until the next block is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +176,8 @@ class BlockStream:
         self._kernels = kernels
         self.held: Held | None = None
         """What is in DRAM besides the ring."""
+        self.copy: BlockCopy | None = None
+        """Where blocks of some layers are computed, if that is not in the ring."""
 
     def borrow(self, buffer: core.Buffer, places: Iterable[int]) -> None:
         """Adds blocks to the ring, at the byte offsets `places` of a buffer, until `give_back`."""
@@ -209,7 +220,10 @@ class BlockStream:
             if ahead.stays and self.held is not None:
                 self.held.keep(layer, start, self._count(start))
             self._clock.switch("ffn")
-            yield self._block(ahead)
+            block = self._block(ahead)
+            if self.copy is not None and layer < self.copy.layers and ahead.room is not None:
+                block = self.copy.take(block)
+            yield block
             if ahead.room is not None:
                 self._free.append(ahead.room)
             self._fill()
@@ -218,6 +232,13 @@ class BlockStream:
         """The same blocks, of the pinned bundles `rows` [bundles, stride]."""
         for first in range(0, len(rows), self._bundles):
             yield Block.of(first, rows[first : first + self._bundles])
+
+    def blocks_in(self, rows: NDArray[np.uint8], start: int, count: int) -> Iterator[Block]:
+        """The same blocks, of bundles that lie in `rows` from bundle number `start` on."""
+        for first in range(0, count, self._bundles):
+            many = min(self._bundles, count - first)
+            positions = np.arange(start + first, start + first + many, dtype=np.int32)
+            yield Block(first, rows, positions, self._stride)
 
     def drain(self) -> None:
         """Wait for all reads; all blocks are free afterwards."""
@@ -233,7 +254,7 @@ class BlockStream:
     def close(self) -> None:
         """Drop the memory of the blocks; the store is closed, so that nothing is read into them."""
         self._forget_order()
-        self.held = None
+        self.held = self.copy = None
         self._ahead.clear()
         self._rooms.clear()
         self._free.clear()
@@ -301,7 +322,7 @@ class BlockStream:
         here = np.flatnonzero(positions >= 0).astype(np.int32)
         assert self.held is not None
         self._kernels.copy_rows(
-            self.held.rows, positions[here], stride, room.array.reshape(-1), here
+            self.held.rows_of(layer), positions[here], stride, room.array.reshape(-1), here
         )
         return tickets
 
@@ -311,4 +332,4 @@ class BlockStream:
             return Block.of(ahead.first, self._rooms[ahead.room].array[:count])
         assert self.held is not None
         positions = self.held.positions(ahead.layer, ahead.first, count)
-        return Block(ahead.first, self.held.rows, positions, self._stride)
+        return Block(ahead.first, self.held.rows_of(ahead.layer), positions, self._stride)

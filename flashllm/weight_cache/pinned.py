@@ -18,6 +18,7 @@ from flashllm.errors import FlashllmError
 from flashllm.flash.store import Store
 from flashllm.weight_cache.block_stream import Block, BlockStream
 from flashllm.weight_cache.counters import StreamCounters
+from flashllm.weight_cache.device_slots import DeviceSlots
 from flashllm.weight_cache.policies import Uses
 from flashllm.weight_cache.pool import Round
 
@@ -27,14 +28,26 @@ _READ_BUNDLES_BYTES = 64 << 20
 class PinnedBundles:
     """The first `pinned_per_layer[i]` bundles of each layer, read once."""
 
-    def __init__(self, store: Store, pinned_per_layer: Sequence[int], stream: BlockStream) -> None:
-        """`stream` reads the bundles that are not pinned."""
+    def __init__(
+        self,
+        store: Store,
+        pinned_per_layer: Sequence[int],
+        stream: BlockStream,
+        device: DeviceSlots | None = None,
+    ) -> None:
+        """`stream` reads the bundles that are not pinned.
+
+        Those of the first layers may be pinned on a `device`, all bundles of each.
+        """
         self._store = store
         self._stream = stream
+        self._device = device
+        self._device_layers = 0 if device is None else device.layers
         self._stride = store.header.stride
         self._counts = [0] * len(pinned_per_layer)
         """Bundles of each layer that are pinned now."""
-        starts = np.concatenate([[0], np.cumsum(pinned_per_layer)])
+        in_dram = [0] * self._device_layers + list(pinned_per_layer[self._device_layers :])
+        starts = np.concatenate([[0], np.cumsum(in_dram)])
         self._starts: list[int] = [int(start) for start in starts]
         self._buffer = core.Buffer(max(self._starts[-1] * self._stride, 1))
         self.counters = StreamCounters()
@@ -71,6 +84,9 @@ class PinnedBundles:
         stream, pinned = self._stream, self._counts[layer]
         if pinned < self._store.header.bundles_per_layer and not stream.expects(layer, pinned):
             self.expect(range(layer, len(self._counts)))
+        if self._device is not None and layer < self._device_layers:
+            yield from stream.blocks_in(self._device.rows, layer * pinned, pinned)
+            return
         yield from stream.pinned_blocks(self.rows(layer))
         yield from stream.blocks(layer, pinned)
 
@@ -133,6 +149,8 @@ class PinnedBundles:
     def close(self) -> None:
         """Drop the memory of the bundles; the store is closed."""
         del self._buffer
+        if self._device is not None:
+            self._device.close()
         self._stream.close()
 
     def clear(self) -> None:
@@ -155,6 +173,9 @@ class PinnedBundles:
 
     def _pin(self, layer: int, count: int) -> None:
         """Pins the first `count` bundles of a layer: reads what is missing, or drops the rest."""
+        if self._device is not None and layer < self._device_layers:
+            self._pin_on(self._device, layer, count)
+            return
         step = max(_READ_BUNDLES_BYTES // self._stride, 1)
         start, end = self._starts[layer], self._starts[layer + 1]
         for first in range(self._counts[layer], count, step):
@@ -165,3 +186,16 @@ class PinnedBundles:
         self._counts[layer] = count
         unused = end - start - count
         self._buffer.discard((end - unused) * self._stride, unused * self._stride)
+
+    def _pin_on(self, device: DeviceSlots, layer: int, count: int) -> None:
+        """Pins all bundles of a layer on the device, where they stay."""
+        for first in range(self._counts[layer], count, device.round_bundles):
+            ids = np.arange(first, min(first + device.round_bundles, count), dtype=np.int32)
+            tickets = device.begin(layer, ids, ids + np.int32(layer * count))
+            try:
+                self._store.wait_bundles(layer, tickets)
+            except BaseException:
+                device.abandon(tickets)
+                raise
+            device.end(tickets)
+        self._counts[layer] = max(count, self._counts[layer])

@@ -24,6 +24,7 @@ from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import Block, BlockStream
 from flashllm.weight_cache.blocks import split_rounds, summation_ids
 from flashllm.weight_cache.counters import StreamCounters
+from flashllm.weight_cache.device_slots import DeviceSlots
 from flashllm.weight_cache.layer_cache import Acquired, LayerCache
 from flashllm.weight_cache.policies import Uses, make_policies
 from flashllm.weight_cache.pool import ReadCounts, Round
@@ -72,12 +73,13 @@ class SlotPool:
         *,
         clock: PartClock | None = None,
         early: bool = True,
+        device: DeviceSlots | None = None,
     ) -> None:
         """`policy` is one of POLICIES; `window`, in tokens, is for the paper's policy.
 
         `stream` reads whole layers, into its own memory and into `lent_bytes` of each layer's
         slots. With `early`, bundles that are already in slots are yielded before the others have
-        been read.
+        been read. Slots of the first layers may be on a `device`; there a round is yielded whole.
         """
         n_bundles = store.header.bundles_per_layer
         self._store = store
@@ -85,15 +87,20 @@ class SlotPool:
         self._block_ids = summation_ids(store.spec)
         policies = make_policies(policy, len(slots_per_layer), n_bundles, window)
         n_slots = [int(slots) for slots in slots_per_layer]
-        *starts, together = itertools.accumulate(n_slots, initial=0)
+        self._device = device
+        self._device_layers = 0 if device is None else device.layers
+        beyond = self._device_layers
+        *there, _ = itertools.accumulate(n_slots[:beyond], initial=0)
+        *starts, together = itertools.accumulate(n_slots[beyond:], initial=0)
         self._starts = [*starts, together]
-        """First slots of the layers, and the end of all."""
+        """First slots of the layers in DRAM, and the end of all."""
         self._layers = [
             LayerCache(n_bundles, *of_layer)
-            for of_layer in zip(n_slots, policies, starts, strict=True)
+            for of_layer in zip(n_slots, policies, [*there, *starts], strict=True)
         ]
-        self._buffer = core.Buffer(together * self._stride)
+        self._buffer = core.Buffer(max(together, 1) * self._stride)
         self.rows: NDArray[np.uint8] = self._buffer.array()
+        """Slots in DRAM."""
         self.counters = StreamCounters()
         self._stream = stream
         self._lent_bytes = lent_bytes
@@ -142,8 +149,10 @@ class SlotPool:
                 fetch.prefetched,
                 fetch.prefetched_used,
             )
-            arrivals = self.arrivals(layer, fetch, self._early)
-            yield Round(piece, fetch.positions, self.rows, arrivals, reads)
+            # On a device a product's last bits depend on what is multiplied together.
+            early = self._early and layer >= self._device_layers
+            arrivals = self.arrivals(layer, fetch, early)
+            yield Round(piece, fetch.positions, self.rows_of(layer), arrivals, reads)
 
     def prefetch(self, layer: int, ids: Ids, is_certain: bool = False) -> None:
         """Begin to read `ids`, most likely first, as far as there are slots for them."""
@@ -194,6 +203,12 @@ class SlotPool:
         assert not self._prefetches, "what is on its way is not there yet"
         return self._layers[layer].slots(first, count)
 
+    def rows_of(self, layer: int) -> NDArray[np.uint8]:
+        """Memory that holds the bundles of a layer."""
+        if self._device is not None and layer < self._device_layers:
+            return self._device.rows
+        return self.rows
+
     def stay(self, layer: int) -> bool:
         """Whether a prompt may compute with bundles where they are.
 
@@ -209,7 +224,8 @@ class SlotPool:
 
     def place(self, layer: int, first: int, count: int) -> int | None:
         """The slots of a block of a layer that has room for all, if it was filled in order."""
-        slot = self._layers[layer].in_order(first, count) if self._fills else None
+        may_read = self._fills and layer >= self._device_layers
+        slot = self._layers[layer].in_order(first, count) if may_read else None
         return None if slot is None else slot * self._stride
 
     def keep(self, layer: int, first: int, count: int) -> None:
@@ -221,7 +237,7 @@ class SlotPool:
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
         """Free slots for `most` of `ids`, those of the most uses first; nothing is evicted."""
         kept, slots = self._layers[layer].fill(ids, uses, most)
-        return kept, slots, self.rows
+        return kept, slots, self.rows_of(layer)
 
     @property
     def may_hold_more(self) -> bool:
@@ -241,8 +257,9 @@ class SlotPool:
         """Use so many slots of each layer from now on; what was lent stays what it is, of these."""
         self.end_expecting()
         self.drain()
+        in_dram = self._layers[self._device_layers :], bundles_per_layer[self._device_layers :]
         for layer, n_slots, (begin, end) in zip(
-            self._layers, bundles_per_layer, itertools.pairwise(self._starts), strict=True
+            *in_dram, itertools.pairwise(self._starts), strict=True
         ):
             layer.resize(n_slots)
             unused = end - begin - n_slots
@@ -267,13 +284,18 @@ class SlotPool:
     def close(self) -> None:
         """Drop the memory of the slots; the store is closed."""
         del self.rows, self._buffer
+        if self._device is not None:
+            self._device.close()
         self._prefetches.clear()
         self._dropped.clear()
         self._stream.close()
 
     def _split(self, layer: int, ids: Ids) -> list[Ids]:
         """The active set, cut into rounds that fit; rounds beyond the first are counted."""
-        pieces = split_rounds(ids, self._layers[layer].n_slots, self._block_ids)
+        most = self._layers[layer].n_slots
+        if self._device is not None and layer < self._device_layers:
+            most = min(most, self._device.round_bundles)
+        pieces = split_rounds(ids, most, self._block_ids)
         self.counters.extra_rounds += len(pieces) - 1
         return pieces
 
@@ -282,6 +304,8 @@ class SlotPool:
         assert layer not in self._prefetches
         if self._store.tickets_each and not is_certain:
             ids = self._within_spare_slots(layer, ids)
+        if self._device is not None and layer < self._device_layers:
+            ids = ids[: self._device.prefetch_room]
         found, slots = self._layers[layer].prefetch(ids, self.token)
         if len(found):
             self._prefetches[layer] = Prefetch(found, slots, [])
@@ -294,7 +318,9 @@ class SlotPool:
             return
         try:
             ahead = self._store.tickets_each and not is_certain
-            prefetch.tickets = self._begin(layer, prefetch.ids, prefetch.slots, ahead)
+            prefetch.tickets = self._begin(
+                layer, prefetch.ids, prefetch.slots, ahead, prefetched=True
+            )
         except BaseException:
             del self._prefetches[layer]
             raise
@@ -460,14 +486,18 @@ class SlotPool:
             return
         for number, ticket in enumerate(dropped.tickets):
             try:
-                self._store.wait_bundles(layer, [ticket])
+                self._arrive(layer, [ticket])
             except FlashllmError:  # most often since it was dropped; nobody needs it
                 self._layers[layer].release(dropped.slots[number : number + 1])
 
-    def _begin(self, layer: int, ids: Ids, slots: Ids, ahead: bool = False) -> list[int]:
+    def _begin(
+        self, layer: int, ids: Ids, slots: Ids, ahead: bool = False, *, prefetched: bool = False
+    ) -> list[int]:
         """Begin to read bundles into their slots; tickets for them."""
         destinations = slots.astype(np.int64) * self._stride
         try:
+            if self._device is not None and layer < self._device_layers:
+                return self._device.begin(layer, ids, slots, ahead, prefetched=prefetched)
             return self._store.submit_bundles(layer, ids, self._buffer, destinations, ahead)
         except BaseException:
             self._layers[layer].release(slots)
@@ -476,16 +506,27 @@ class SlotPool:
     def _wait(self, layer: int, fetch: Fetch) -> None:
         tickets, fetch.tickets = fetch.tickets, []
         try:
-            self._store.wait_bundles(layer, tickets)
+            self._arrive(layer, tickets)
         except BaseException:
             self._layers[layer].release(fetch.acquired.slots[fetch.acquired.missing])
             raise
+
+    def _arrive(self, layer: int, tickets: list[int]) -> None:
+        """Wait for reads, after which the bundles are in their slots."""
+        try:
+            self._store.wait_bundles(layer, tickets)
+        except BaseException:
+            if self._device is not None:
+                self._device.abandon(tickets)
+            raise
+        if self._device is not None:
+            self._device.end(tickets)
 
     def _complete(self, layer: int) -> bool:
         """Wait for a layer's prefetched bundles; False if one could not be read."""
         prefetch = self._prefetches.pop(layer)
         try:
-            self._store.wait_bundles(layer, prefetch.tickets)
+            self._arrive(layer, prefetch.tickets)
         except BaseException as error:
             self._layers[layer].release(prefetch.slots)
             if isinstance(error, FlashllmError) and not isinstance(error, Cancelled):
@@ -511,4 +552,4 @@ class SlotPool:
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
         """Slots for bundles that a prompt used."""
         kept, slots = self._layers[layer].place(ids, used, last_token)
-        return kept.astype(np.int32), slots, self.rows
+        return kept.astype(np.int32), slots, self.rows_of(layer)

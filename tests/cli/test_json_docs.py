@@ -49,6 +49,7 @@ CASES: dict[str, list[str]] = {
         "run {demo} {say} --json",
         "run {demo} {say} --json --save",
         "run {demo} {say} --json --kv-memory 2MiB",
+        "run {demo} {say} --json --device cpu-torch --device-memory 300MiB",
     ],
     "run --jsonl": ["run {demo} {say} --jsonl"],
     "batch --json": ["batch {rows} {answers} {demo} -n 6 --overwrite --json"],

@@ -26,7 +26,7 @@ FLOORS = (
     ("conversations", "flash"),
     ("hardware", "kv_cache", "settings", "weight_cache"),
     ("planning",),
-    ("telemetry",),
+    ("device", "telemetry"),
     ("model",),
     ("engine",),
     ("predictors",),

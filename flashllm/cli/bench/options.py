@@ -54,7 +54,8 @@ examples:
 """
 
 _ABLATION_FIXED = (
-    "ctx_size", "policy", "overlap", "kv_memory", "kv_dir", "kv_victims", "keep_kv",
+    "ctx_size", "policy", "overlap", "kv_memory", "kv_dir", "kv_victims", "keep_kv", "device",
+    "device_memory",
 )  # fmt: skip
 """Options that an ablation has no use for."""
 

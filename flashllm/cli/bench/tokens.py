@@ -7,6 +7,7 @@ import csv
 import io
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -185,6 +186,7 @@ def _settings(
         "direct": device["direct"],
         "direct_problem": device["fallback"],
         "kernel_threads": threads,
+        "device": None if plan.device is None else asdict(plan.device),
     }
 
 

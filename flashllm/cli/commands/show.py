@@ -14,11 +14,13 @@ from flashllm.errors import ModelError
 from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.flash.manifest import format_requantised
 from flashllm.settings.options import MODEL_OPTIONS
+from flashllm.telemetry.formatting import format_shares
 from flashllm.units import format_bytes, format_ceiling
 
 if TYPE_CHECKING:
     from flashllm.convert import Problem
     from flashllm.library.models import FoundModel
+    from flashllm.planning.device_plan import DevicePlan
     from flashllm.planning.model_info import ModelInfo
     from flashllm.planning.plan import Plan
     from flashllm.spec import ModelSpec
@@ -160,9 +162,20 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
         ("context", _format_context(plan)),
         ("answers see", _format_seen(plan)),
+        *([] if plan.device is None else device_rows(plan.device)),
         ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
     ]
     return rows
+
+
+def device_rows(placed: DevicePlan) -> list[tuple[str, Any]]:
+    """The rows of what lies on a device."""
+    return [
+        ("device", f"{placed.name}, {format_bytes(placed.memory_bytes)}"),
+        *((f"  {name}", format_bytes(nbytes)) for name, nbytes in placed.split.items()),
+        ("  least", format_bytes(placed.smallest_bytes)),
+        ("  shares", format_shares(placed)),
+    ]
 
 
 def _format_context(plan: Plan) -> str:

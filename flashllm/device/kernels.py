@@ -1,0 +1,335 @@
+"""Products of encoded rows where these lie: on a device by torch, in DRAM by the core.
+
+A matrix, a layer's slots, or a layer's keys and values lie as a whole on one side, so what computes
+a product depends on the plan alone, not on what was read before. That is FlexGen's delegation
+(Sheng et al., arXiv 2303.06865, section 4): what does not fit on the device is computed where it
+is. Vectors of tokens come from DRAM and go back there.
+
+Rows are decoded on the device, up to `tile_bytes` of f32 at a time, and products are those of f32:
+near the core's, not its bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashllm import core
+from flashllm.device.attention import attention
+from flashllm.device.decode import decode
+from flashllm.device.memory import TorchMemory, is_there, tensor_of
+from flashllm.dtypes import row_bytes
+
+_Floats = NDArray[np.float32]
+_Rows = NDArray[np.uint8]
+_Ids = NDArray[np.int32]
+_Arguments = ParamSpec("_Arguments")
+
+
+def _guarded(method: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+    """Errors of the device in a product are ours."""
+
+    @functools.wraps(method)
+    def guarded(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> None:
+        kernels = arguments[0]
+        assert isinstance(kernels, TorchKernels)
+        with kernels.memory.errors("computing"):
+            method(*arguments, **keywords)
+
+    return guarded
+
+
+class TorchKernels(core.Kernels):
+    """The core's kernels, of which rows on the device are torch's."""
+
+    def __init__(self, threads: int, memory: TorchMemory, tile_bytes: int) -> None:
+        """`threads` are those of the core."""
+        super().__init__(threads)
+        self.memory = memory
+        self._tile_bytes = tile_bytes
+
+    def matvec(self, rows: _Rows, dtype: str, x: _Floats, out: _Floats) -> None:
+        """Out [n] = rows [n, d] @ x [d]."""
+        if is_there(rows):
+            self._matmul(rows, dtype, x[None], out[None])
+        else:
+            super().matvec(rows, dtype, x, out)
+
+    def matmul(self, rows: _Rows, dtype: str, x: _Floats, out: _Floats) -> None:
+        """Out [vectors, n] = x [vectors, d] @ rows [n, d].T."""
+        if is_there(rows):
+            self._matmul(rows, dtype, x, out)
+        else:
+            super().matmul(rows, dtype, x, out)
+
+    @_guarded
+    def _matmul(self, rows: _Rows, dtype: str, x: _Floats, out: _Floats) -> None:
+        vectors = self.memory.upload(x)
+        nbytes = row_bytes(dtype, x.shape[1])
+        encoded = tensor_of(rows).view(-1, nbytes)
+        parts = [
+            vectors @ decode(encoded[part], dtype, x.shape[1]).T
+            for part in self._tiles(len(encoded), x.shape[1])
+        ]
+        out[...] = self.memory.download(torch.cat(parts, dim=1))
+
+    def dot_rows(
+        self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
+        x: _Floats, out: _Floats,
+    ) -> None:  # fmt: skip
+        """out[i] = dot of x with the row at byte ids[i] * row_stride + row_offset."""
+        if is_there(rows):
+            self._dots(
+                _Places(rows, row_stride, row_offset, dtype, len(x)), ids, x[None], out[None]
+            )
+        else:
+            super().dot_rows(rows, row_stride, row_offset, dtype, ids, x, out)
+
+    def dot_rows_all(
+        self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
+        x: _Floats, out: _Floats,
+    ) -> None:  # fmt: skip
+        """`dot_rows` of the same ids for each vector of x [vectors, d]; out [vectors, ids]."""
+        if is_there(rows):
+            self._dots(_Places(rows, row_stride, row_offset, dtype, x.shape[1]), ids, x, out)
+        else:
+            super().dot_rows_all(rows, row_stride, row_offset, dtype, ids, x, out)
+
+    @_guarded
+    def _dots(self, places: _Places, ids: _Ids, x: _Floats, out: _Floats) -> None:
+        vectors, numbers = self.memory.upload(x), self.memory.upload(ids)
+        parts = [
+            vectors @ places.rows(numbers[part]).T for part in self._tiles(len(ids), places.columns)
+        ]
+        if parts:
+            out[...] = self.memory.download(torch.cat(parts, dim=1))
+
+    def dot_rows_each(
+        self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
+        vector_ends: _Ids, x: _Floats, out: _Floats,
+    ) -> None:  # fmt: skip
+        """`dot_rows` of each vector of x [vectors * d], whose ids end at vector_ends [vectors]."""
+        if is_there(rows):
+            columns = len(x) // len(vector_ends)
+            places = _Places(rows, row_stride, row_offset, dtype, columns)
+            self._dots_each(places, ids, vector_ends, x, out)
+        else:
+            super().dot_rows_each(rows, row_stride, row_offset, dtype, ids, vector_ends, x, out)
+
+    @_guarded
+    def _dots_each(
+        self, places: _Places, ids: _Ids, vector_ends: _Ids, x: _Floats, out: _Floats
+    ) -> None:
+        vectors = self.memory.upload(x.reshape(len(vector_ends), -1))
+        numbers = self.memory.upload(ids)
+        found = [
+            places.rows(numbers[start + part.start : start + part.stop]) @ vectors[number]
+            for number, (start, end) in enumerate(_runs(vector_ends))
+            for part in self._tiles(end - start, places.columns)
+        ]
+        if found:
+            out[...] = self.memory.download(torch.cat(found))
+
+    def weighted_sum_rows(
+        self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
+        weights: _Floats, block_ends: _Ids, out: _Floats,
+    ) -> None:  # fmt: skip
+        """Out [d] += the sum of weights[i] * row ids[i]."""
+        if is_there(rows):
+            places = _Places(rows, row_stride, row_offset, dtype, len(out))
+            self._sums(places, ids, weights[None], out[None])
+        else:
+            where = rows, row_stride, row_offset, dtype, ids
+            super().weighted_sum_rows(*where, weights, block_ends, out)
+
+    def weighted_sum_rows_all(
+        self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
+        weights: _Floats, block_ends: _Ids, out: _Floats,
+    ) -> None:  # fmt: skip
+        """`weighted_sum_rows` of the same ids for each vector of out [vectors, d]."""
+        if is_there(rows):
+            places = _Places(rows, row_stride, row_offset, dtype, out.shape[1])
+            self._sums(places, ids, weights, out)
+        else:
+            where = rows, row_stride, row_offset, dtype, ids
+            super().weighted_sum_rows_all(*where, weights, block_ends, out)
+
+    @_guarded
+    def _sums(self, places: _Places, ids: _Ids, weights: _Floats, out: _Floats) -> None:
+        if not len(ids):
+            return
+        factors, numbers = self.memory.upload(weights), self.memory.upload(ids)
+        total = torch.zeros(out.shape, device=self.memory.device)
+        for part in self._tiles(len(ids), places.columns):
+            total += factors[:, part] @ places.rows(numbers[part])
+        out += self.memory.download(total)
+
+    def weighted_sum_rows_each(
+        self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
+        weights: _Floats, vector_ends: _Ids, block_ends: _Ids, out: _Floats,
+    ) -> None:  # fmt: skip
+        """`weighted_sum_rows` of each vector of out [vectors * d], by its ids."""
+        if is_there(rows):
+            sums = out.reshape(len(vector_ends), -1)
+            places = _Places(rows, row_stride, row_offset, dtype, sums.shape[1])
+            for number, (start, end) in enumerate(_runs(vector_ends)):
+                own = slice(start, end)
+                self._sums(places, ids[own], weights[None, own], sums[number : number + 1])
+        else:
+            where = rows, row_stride, row_offset, dtype, ids
+            super().weighted_sum_rows_each(*where, weights, vector_ends, block_ends, out)
+
+    def attend(
+        self, query: _Floats, keys: _Rows, values: _Rows, dtype: str, columns: int, kv_heads: int,
+        first: int, end: int, scale: float, out: _Floats, sinks: _Floats | None = None,
+    ) -> None:  # fmt: skip
+        """One token's attention, out [heads * columns], to positions first to end - 1."""
+        if is_there(keys):
+            self._attend(query, keys, values, dtype, columns, kv_heads, 1, end, end - first,
+                         scale, out, sinks)  # fmt: skip
+        else:
+            super().attend(query, keys, values, dtype, columns, kv_heads, first, end, scale, out,
+                           sinks)  # fmt: skip
+
+    def attend_many(
+        self, query: _Floats, keys: _Rows, values: _Rows, dtype: str, columns: int, kv_heads: int,
+        tokens: int, end: int, window: int, scale: float, out: _Floats,
+        sinks: _Floats | None = None,
+    ) -> None:  # fmt: skip
+        """`attend` of the last `tokens` of `end` positions, each to those before it and itself."""
+        if is_there(keys):
+            self._attend(query, keys, values, dtype, columns, kv_heads, tokens, end, window,
+                         scale, out, sinks)  # fmt: skip
+        else:
+            super().attend_many(query, keys, values, dtype, columns, kv_heads, tokens, end, window,
+                                scale, out, sinks)  # fmt: skip
+
+    @_guarded
+    def _attend(
+        self, query: _Floats, keys: _Rows, values: _Rows, dtype: str, columns: int, kv_heads: int,
+        tokens: int, end: int, window: int, scale: float, out: _Floats, sinks: _Floats | None,
+    ) -> None:  # fmt: skip
+        memory = self.memory
+        shape = kv_heads, -1, row_bytes(dtype, columns)
+        found = attention(
+            memory.upload(query.reshape(tokens, -1, columns)),
+            tensor_of(keys).view(shape)[:, :end],
+            tensor_of(values).view(shape)[:, :end],
+            dtype,
+            window,
+            scale,
+            None if sinks is None else memory.upload(sinks),
+            self._tile_bytes,
+        )
+        out[...] = memory.download(found.reshape(-1))
+
+    def write_head_rows(
+        self, values: _Floats, dtype: str, columns: int, kv_heads: int, position: int, cache: _Rows
+    ) -> None:
+        """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on."""
+        if not is_there(cache):
+            super().write_head_rows(values, dtype, columns, kv_heads, position, cache)
+            return
+        # The core encodes, so that keys and values have the same bytes on either side.
+        row, tokens = row_bytes(dtype, columns), len(values) // (kv_heads * columns)
+        encoded = np.empty(kv_heads * tokens * row, np.uint8)
+        super().write_head_rows(values, dtype, columns, kv_heads, 0, encoded)
+        with self.memory.errors("writing keys and values"):
+            places = tensor_of(cache).view(kv_heads, -1, row)[:, position : position + tokens]
+            places.copy_(self.memory.upload(encoded).view(kv_heads, tokens, row))
+
+    def decode_rows(
+        self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids, columns: int,
+        out: _Floats,
+    ) -> None:  # fmt: skip
+        """Out [n * columns] = the values of the rows at bytes ids * row_stride + row_offset."""
+        if not is_there(rows):
+            super().decode_rows(rows, row_stride, row_offset, dtype, ids, columns, out)
+            return
+        with self.memory.errors("decoding"):
+            places = _Places(rows, row_stride, row_offset, dtype, columns)
+            out[...] = self.memory.download(places.rows(self.memory.upload(ids)).reshape(-1))
+
+    def copy_rows(
+        self, rows: _Rows, row_ids: _Ids, row_bytes: int, to: _Rows, to_ids: _Ids
+    ) -> None:
+        """Row to_ids[i] of `to` = row row_ids[i] of `rows`, wherever either is."""
+        from_device, to_device = is_there(rows), is_there(to)
+        if not (from_device or to_device):
+            super().copy_rows(rows, row_ids, row_bytes, to, to_ids)
+        elif len(row_ids):
+            with self.memory.errors("copying weights"):
+                self._copy(rows, row_ids, row_bytes, to, to_ids)
+
+    def _copy(self, rows: _Rows, row_ids: _Ids, nbytes: int, to: _Rows, to_ids: _Ids) -> None:
+        memory = self.memory
+        if is_there(rows):
+            found = _picked(_whole_rows(tensor_of(rows), nbytes), row_ids)
+        else:
+            # In one copy where rows follow one another, which needs no memory between.
+            found = _picked(_whole_rows(torch.from_numpy(rows), nbytes), row_ids)
+        if not is_there(to):
+            places = _whole_rows(torch.from_numpy(to), nbytes)
+            _put(places, to_ids, torch.from_numpy(memory.download(found)))
+            return
+        if not is_there(rows):
+            memory.bytes_up += found.nbytes
+        found = found.to(memory.device, non_blocking=True)
+        _put(_whole_rows(tensor_of(to), nbytes), to_ids, found)
+
+    def _tiles(self, count: int, columns: int) -> Iterator[slice]:
+        """Ranges of `count` rows that are decoded together."""
+        step = max(self._tile_bytes // (4 * columns), 1)
+        for start in range(0, count, step):
+            yield slice(start, min(start + step, count))
+
+
+class _Places:
+    """Rows on the device, by number."""
+
+    def __init__(
+        self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, columns: int
+    ) -> None:
+        raw, nbytes = tensor_of(rows), row_bytes(dtype, columns)
+        count = (len(raw) - row_offset - nbytes) // row_stride + 1
+        at = raw.storage_offset() + row_offset
+        self._rows = raw.as_strided((count, nbytes), (row_stride, 1), at)
+        self._dtype = dtype
+        self.columns = columns
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Those of some numbers, decoded: [n] to [n, columns]."""
+        return decode(self._rows.index_select(0, numbers), self._dtype, self.columns)
+
+
+def _whole_rows(raw: Tensor, nbytes: int) -> Tensor:
+    return raw[: len(raw) // nbytes * nbytes].view(-1, nbytes)
+
+
+def _picked(rows: Tensor, ids: _Ids) -> Tensor:
+    """Rows by number: a view where they follow one another."""
+    first = int(ids[0])
+    if np.array_equal(ids, np.arange(first, first + len(ids))):
+        return rows[first : first + len(ids)]
+    return rows.index_select(0, torch.from_numpy(ids).to(rows.device))
+
+
+def _put(places: Tensor, ids: _Ids, rows: Tensor) -> None:
+    first = int(ids[0])
+    if np.array_equal(ids, np.arange(first, first + len(ids))):
+        places[first : first + len(ids)].copy_(rows, non_blocking=True)
+    else:
+        places.index_copy_(0, torch.from_numpy(ids).to(places.device, torch.int64), rows)
+
+
+def _runs(ends: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for end in ends.tolist():
+        yield start, end
+        start = end
