@@ -141,8 +141,9 @@ class Part {
 
   void score(const ProductKernel& kernel, PartScratch* scratch) const {
     const size_t columns = sizes_.layer.columns;
-    const size_t step_bytes = kernel.steps(columns) * kernel.piece_bytes;
-    const size_t vector_tile = kernel.vectors * step_bytes;
+    const size_t steps = kernel.steps(columns);
+    const size_t vector_tile = kernel.vectors * kernel.vector_piece_bytes * steps;
+    const size_t row_tile = kernel.rows * kernel.row_piece_bytes * steps;
     const size_t tiles = ceil_div(vectors(), kernel.vectors);
     uint8_t* const queries = scratch->queries.room(tiles * vector_tile);
     for (size_t v = 0; v < vectors(); ++v) {
@@ -150,9 +151,8 @@ class Part {
       const DotInput input = scratch->rounded.prepare(task_.dtype, query, columns);
       kernel.pack_vector(input, v % kernel.vectors, queries + v / kernel.vectors * vector_tile);
     }
-    const size_t at_once = panel_rows(kernel, kernel.rows * step_bytes);
-    uint8_t* const panel =
-        scratch->panel.room(ceil_div(at_once, kernel.rows) * kernel.rows * step_bytes);
+    const size_t at_once = panel_rows(kernel, row_tile);
+    uint8_t* const panel = scratch->panel.room(ceil_div(at_once, kernel.rows) * row_tile);
     RunCursor rows = cursor(RowKind::keys);
     for (size_t at = 0; at < seen(); at += at_once) {
       PanelRows keys = {};

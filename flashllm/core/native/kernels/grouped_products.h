@@ -152,6 +152,7 @@ ProductKernel grouped_product() {
   return {Tile::rows,
           Tile::vectors,
           Tile::piece_bytes,
+          Tile::piece_bytes,
           steps_of<Tile>,
           pack_grouped_rows<V, I, S, Numbers>,
           pack_grouped_vector<V, I, Numbers>,

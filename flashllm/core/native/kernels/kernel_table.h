@@ -75,11 +75,12 @@ using AddFunction = void (*)(const AddRows& rows, const ColumnRange& columns, fl
                              float* out);
 
 // Products of several rows with several vectors (tiles.h), in tiles of the instruction set's own
-// size. At most so many rows are packed at once.
+// size. A panel has a tile, or several of at most kPanelRows rows.
 constexpr size_t kPanelRows = 24;
+constexpr size_t kMostPanelRows = 32;
 
 struct PanelRows {
-  std::array<const uint8_t*, kPanelRows> rows;
+  std::array<const uint8_t*, kMostPanelRows> rows;
   size_t count;
 };
 
@@ -96,12 +97,13 @@ struct TileVectors {
   size_t columns;
 };
 
-// A packed tile has steps(columns) * members * piece_bytes bytes: members are `rows` or
-// `vectors`. Rows that are not there, and vectors, hold anything.
+// A packed tile has steps(columns) pieces of each of its rows, or vectors. Rows that are not there,
+// and vectors, hold anything.
 struct ProductKernel {
   size_t rows;  // of a tile; 0 where a vector is taken after the other, by the dots
   size_t vectors;
-  size_t piece_bytes;
+  size_t row_piece_bytes;
+  size_t vector_piece_bytes;
   size_t (*steps)(size_t columns);
   void (*pack_rows)(const PanelRows& rows, size_t columns, uint8_t* to);
   void (*pack_vector)(const DotInput& x, size_t member, uint8_t* to);

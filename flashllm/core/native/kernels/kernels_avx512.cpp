@@ -5,6 +5,8 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <limits>
 
 #include "kernel_table.h"
@@ -86,8 +88,6 @@ KernelTable make_avx512() {
 struct I {
   static constexpr size_t int8_dots_at_once = 2;
   static constexpr size_t int4_dots_at_once = 4;
-  static constexpr size_t tile_rows = 2;
-  static constexpr size_t tile_vectors = 8;
   static constexpr size_t block_vectors = 6;
   using Bytes = __m512i;
   using Shorts = __m512i;
@@ -119,9 +119,6 @@ struct I {
     return _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8);
   }
   FLASH_INLINE Shorts odd(Bytes bytes) { return _mm512_srai_epi16(bytes, 8); }
-  FLASH_INLINE Shorts join(Shorts high, Shorts low) {
-    return _mm512_add_epi16(_mm512_slli_epi16(high, 7), low);
-  }
   FLASH_INLINE Shorts load_shorts(const uint8_t* from) { return load_bytes(from); }
   FLASH_INLINE void store_shorts(uint8_t* to, Shorts shorts) { _mm512_storeu_si512(to, shorts); }
   FLASH_INLINE Lanes first_shorts(Shorts weights, Shorts numbers) {
@@ -209,15 +206,17 @@ struct S {
 
 #include "grouped_block_sums.h"
 
-#include "grouped_products.h"
+#include "vnni_dots.h"
+
+#include "vnni_products.h"
 
 KernelTable make_avx512vnni() {
   KernelTable table = avx512_kernels();
   table.name = "avx512vnni";
-  set_grouped_dots<V, I, S>(&table);
+  set_whole_group_dots(&table);
   set_grouped_sums<V, I, S>(&table);
   set_grouped_block_sums<V, I, S>(&table);
-  set_grouped_products<V, I, S>(&table);
+  set_lane_products(&table);
   return table;
 }
 

@@ -40,7 +40,7 @@ void check_vectors(const char* what, size_t count, const char* result, size_t ve
 
 void Kernels::pack_vectors(DType dtype, Matrix<const float> x) {
   const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
-  const size_t tile_bytes = kernel.steps(x.columns) * kernel.vectors * kernel.piece_bytes;
+  const size_t tile_bytes = kernel.steps(x.columns) * kernel.vectors * kernel.vector_piece_bytes;
   const size_t tiles = ceil_div(x.rows, kernel.vectors);
   const size_t lines = ceil_div(tiles * tile_bytes, sizeof(CacheLine));
   packed_.resize(std::max(packed_.size(), lines));
@@ -60,9 +60,9 @@ template <class RowOf>
 void Kernels::multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const float> x,
                                 Matrix<float> out) {
   const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
-  const size_t step_bytes = kernel.steps(x.columns) * kernel.piece_bytes;
-  const size_t vector_tile = kernel.vectors * step_bytes;
-  const size_t row_tile = kernel.rows * step_bytes;
+  const size_t steps = kernel.steps(x.columns);
+  const size_t vector_tile = kernel.vectors * kernel.vector_piece_bytes * steps;
+  const size_t row_tile = kernel.rows * kernel.row_piece_bytes * steps;
   const size_t rows_at_once = panel_rows(kernel, row_tile);
   const size_t panels = ceil_div(out.columns, rows_at_once);
   const size_t panel_bytes = rows_at_once * row_bytes(dtype, x.columns).get();
@@ -116,7 +116,7 @@ void Kernels::multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matri
   const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
   if (out.columns == 0) return;
   if (kernel.rows != 0 && x.rows > 1) {
-    const size_t vector_bytes = kernel.steps(x.columns) * kernel.piece_bytes;
+    const size_t vector_bytes = kernel.steps(x.columns) * kernel.vector_piece_bytes;
     const size_t tiles = std::max(kPackedBytes / (vector_bytes * kernel.vectors), size_t{1});
     for (size_t v = 0; v < x.rows; v += tiles * kernel.vectors) {
       const size_t count = std::min(tiles * kernel.vectors, x.rows - v);

@@ -31,7 +31,7 @@ class LineScratch {
 
 // Rows of a panel that are whole tiles, or fewer where there are no more.
 inline size_t panel_rows(const ProductKernel& kernel, size_t tile_bytes) {
-  const size_t most = kPanelRows / kernel.rows;
+  const size_t most = std::max(kPanelRows / kernel.rows, size_t{1});
   return std::min(std::max(kPanelBytes / tile_bytes, size_t{1}), most) * kernel.rows;
 }
 
