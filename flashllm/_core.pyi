@@ -97,11 +97,13 @@ class Reader:
         destinations: NDArray[np.int64],
         urgent: bool = False,
         ahead: bool = False,
+        spans_gaps: bool = True,
     ) -> int:
         """Start reading `length` bytes at each offset; returns a ticket for `wait`.
 
         Reads of an urgent batch are started before all others that have not been. Those of a batch
-        that is read ahead are started behind all others, four at a time.
+        that is read ahead are started behind all others, four at a time. Without `spans_gaps` one read
+        takes no more of what lies between two than alignment asks for.
         """
 
     def hasten(self, ticket: int) -> None:

@@ -141,11 +141,13 @@ class Store:
         buffer: core.Buffer,
         destinations: NDArray[np.int64],
         ahead: bool = False,
+        *,
+        spans_gaps: bool = True,
     ) -> list[int]:
         """Begin to read bundles to byte positions of `buffer`; tickets for `wait_bundles`.
 
         Where `tickets_each`, there is one for each, in their order. What is read `ahead` is read
-        behind all else, few reads at a time.
+        behind all else, few reads at a time. Without `spans_gaps` none is read that lies between two.
         """
         header = self.header
         offsets = header.offset(layer, 0) + ids.astype(np.int64) * header.stride
@@ -159,7 +161,9 @@ class Store:
         tickets: list[int] = []
         try:
             for places, targets in reads:
-                ticket = self.reader.submit(places, length, buffer, targets, ahead=ahead)
+                ticket = self.reader.submit(
+                    places, length, buffer, targets, ahead=ahead, spans_gaps=spans_gaps
+                )
                 tickets.append(int(ticket))
         except BaseException:
             with contextlib.suppress(FlashllmError):

@@ -229,6 +229,15 @@ class BlockStream:
                 self._free.append(ahead.room)
             self._fill()
 
+    def begun(self, layer: int) -> int:
+        """How many bundles of a layer, from its first on, are on their way or have been copied.
+
+        Nothing of them is taken from slots that may be used otherwise, nor read any more.
+        """
+        if self._next is None or self._next[0] != layer:
+            return self._n_bundles
+        return self._next[1]
+
     def pinned_blocks(self, rows: NDArray[np.uint8]) -> Iterator[Block]:
         """The same blocks, of the pinned bundles `rows` [bundles, stride]."""
         for first in range(0, len(rows), self._bundles):
@@ -319,7 +328,9 @@ class BlockStream:
         tickets: list[int] = []
         if len(missing):
             places = room.place + missing.astype(np.int64) * stride
-            tickets = store.submit_bundles(layer, missing + np.int32(first), room.buffer, places)
+            tickets = store.submit_bundles(
+                layer, missing + np.int32(first), room.buffer, places, spans_gaps=False
+            )
         here = np.flatnonzero(positions >= 0).astype(np.int32)
         assert self.held is not None
         self._kernels.copy_rows(

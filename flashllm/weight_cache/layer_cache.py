@@ -199,11 +199,13 @@ class LayerCache:
         """Free the slots of bundles whose reads failed."""
         self._table.evict(slots)
 
-    def place(self, ids: Ids, used: Uses, last_token: int) -> tuple[NDArray[np.int64], Ids]:
+    def place(
+        self, ids: Ids, used: Uses, last_token: int, until: int | None = None
+    ) -> tuple[NDArray[np.int64], Ids]:
         """Slots for bundles that the tokens of a prompt up to number `last_token` used.
 
         `used` [tokens, n] says which token used which bundle. Where slots are short, the most
-        valuable bundles get them. Returns (positions into `ids` that got a slot, their slots).
+        valuable bundles get them; those from bundle `until` on are not evicted. Returns (positions into `ids` that got a slot, their slots).
         """
         index = ids.astype(np.intp)
         self._policy.seed(index, used, last_token)
@@ -215,7 +217,7 @@ class LayerCache:
         fresh, values = fresh[order], values[order]
         found = np.flatnonzero(self._usable() < 0)[: len(fresh)]
         if len(fresh) > len(found):
-            worse = self._displaced(values[len(found) :], last_token)
+            worse = self._displaced(values[len(found) :], last_token, until)
             table.evict(self._numbers(worse))
             found = np.concatenate([found, worse])
         fresh, slots = fresh[: len(found)], self._numbers(found)
@@ -225,13 +227,15 @@ class LayerCache:
     def _numbers(self, indexes: Index) -> Ids:
         return (indexes + self._first_slot).astype(np.int32)
 
-    def _displaced(self, values: Values, token: int) -> Index:
+    def _displaced(self, values: Values, token: int, until: int | None) -> Index:
         """Slots of bundles that are worth less than the bundles that shall replace them.
 
-        The least valuable bundle is replaced by the first of `values`, and so on, until none is
-        worth less.
+        The least valuable bundle before `until` is replaced by the first of `values`, and so on,
+        until none is worth less.
         """
         taken = np.flatnonzero(self._table.bundle_in >= 0)
+        if until is not None:
+            taken = taken[self._table.bundle_in[taken] < until]
         held = self._policy.values(self._table.bundle_in[taken].astype(np.intp), token)
         count = min(len(values), len(taken))
         if not count:

@@ -212,10 +212,9 @@ class SlotPool:
     def stay(self, layer: int) -> bool:
         """Whether a prompt may compute with bundles where they are.
 
-        Nothing is evicted where the layer has a slot for each. Rows of f32 are multiplied as they
-        lie, and have to lie together.
+        Nothing is evicted where the layer has a slot for each.
         """
-        return self._layers[layer].has_room_for_all and self._store.spec.dtype != "f32"
+        return self._layers[layer].has_room_for_all
 
     @property
     def buffer(self) -> core.Buffer:
@@ -550,6 +549,10 @@ class SlotPool:
     def seed(
         self, layer: int, ids: Ids, used: Uses, last_token: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
-        """Slots for bundles that a prompt used."""
-        kept, slots = self._layers[layer].place(ids, used, last_token)
+        """Slots for bundles that a prompt used, while the layer's blocks are computed.
+
+        Bundles that a later block needs stay where they are: they would be read again.
+        """
+        until = self._stream.begun(layer)
+        kept, slots = self._layers[layer].place(ids, used, last_token, until)
         return kept.astype(np.int32), slots, self.rows_of(layer)

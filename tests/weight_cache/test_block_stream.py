@@ -44,8 +44,15 @@ class FakeStore:
         return ticket
 
     def submit_bundles(
-        self, layer: int, ids: Ids, buffer: core.Buffer, places: NDArray[np.int64]
+        self,
+        layer: int,
+        ids: Ids,
+        buffer: core.Buffer,
+        places: NDArray[np.int64],
+        *,
+        spans_gaps: bool,
     ) -> list[int]:
+        assert not spans_gaps, "what lies between is in slots"
         return [
             self.submit_span(layer, bundle, 1, buffer, place)
             for bundle, place in zip(ids.tolist(), places.tolist(), strict=True)

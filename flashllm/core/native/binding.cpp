@@ -70,14 +70,14 @@ void translate(const std::exception_ptr& error, void*) {
 
 uint64_t submit(Reader& reader, const Array<const int64_t>& offsets, int64_t length,
                 std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations,
-                bool urgent, bool ahead) {
+                bool urgent, bool ahead, bool spans_gaps) {
   if (offsets.size() != destinations.size()) {
     throw std::invalid_argument(std::to_string(offsets.size()) + " offsets for " +
                                 std::to_string(destinations.size()) + " destinations");
   }
   const Priority priority = urgent ? Priority::urgent : ahead ? Priority::ahead : Priority::usual;
   return reader.submit({offsets.data(), destinations.data(), offsets.size(), length},
-                       std::move(buffer), priority);
+                       std::move(buffer), priority, spans_gaps);
 }
 
 void verify_bundles(Reader& reader, const Array<const uint32_t>& checksums,
@@ -184,7 +184,8 @@ void define_reading(nb::module_& m) {
       .def("verify_bundles", &verify_bundles, "checksums"_a.noconvert(), "file_id"_a,
            "data_offset"_a, "stride"_a, "bundle_bytes"_a, "bundles_per_layer"_a, "always"_a = false)
       .def("submit", &submit, "offsets"_a.noconvert(), "length"_a, "buffer"_a,
-           "destinations"_a.noconvert(), "urgent"_a = false, "ahead"_a = false, Released())
+           "destinations"_a.noconvert(), "urgent"_a = false, "ahead"_a = false,
+           "spans_gaps"_a = true, Released())
       .def("hasten", &Reader::hasten, "ticket"_a, Released())
       .def("drop", &Reader::drop, "ticket"_a, Released())
       .def("wait", &Reader::wait, "ticket"_a, Released())
@@ -192,7 +193,8 @@ void define_reading(nb::module_& m) {
           "read",
           [](Reader& self, const Array<const int64_t>& offsets, int64_t length,
              std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations) {
-            self.wait(submit(self, offsets, length, std::move(buffer), destinations, false, false));
+            self.wait(
+                submit(self, offsets, length, std::move(buffer), destinations, false, false, true));
           },
           "offsets"_a.noconvert(), "length"_a, "buffer"_a, "destinations"_a.noconvert(), Released())
       .def("cancel", &Reader::cancel, Released())

@@ -186,10 +186,12 @@ class Reader:
         destinations: NDArray[np.int64],
         urgent: bool = False,  # noqa: ARG002
         ahead: bool = False,  # noqa: ARG002
+        spans_gaps: bool = True,
     ) -> int:
         """Check and plan reads of `length` bytes at each offset; returns a ticket for `wait`.
 
         `urgent` and `ahead` are kept for their twin's sake: what is waited for first is read first.
+        Without `spans_gaps` a read takes no more of what lies between two than alignment asks for.
         """
         self._check_open()
         require_array("offsets", offsets, np.int64)
@@ -197,7 +199,8 @@ class Reader:
         _check_bounds(offsets, length, destinations, self.file_bytes, buffer.nbytes)
         if self._checks is not None:
             self._checks.check_batch(offsets, length)
-        runs = list(self._plan(offsets, length, destinations))
+        gap = self._gap if spans_gaps else min(self._gap, self.alignment - 1)
+        runs = list(self._plan(offsets, length, destinations, gap))
         ticket = self._next_ticket
         self._next_ticket += 1
         self._batches[ticket] = _Batch(
@@ -292,7 +295,7 @@ class Reader:
         )
 
     def _plan(
-        self, offsets: NDArray[np.int64], length: int, destinations: NDArray[np.int64]
+        self, offsets: NDArray[np.int64], length: int, destinations: NDArray[np.int64], gap: int
     ) -> Iterator[list[_Piece]]:
         """Pieces sorted by offset and gathered into reads, each a list that is one read."""
         run: list[_Piece] = []
@@ -303,17 +306,17 @@ class Reader:
                     min(self._piece, length - done),
                     int(destinations[i]) + done,
                 )
-                if run and not self._joins(run, piece):
+                if run and not self._joins(run, piece, gap):
                     yield run
                     run = []
                 run.append(piece)
         if run:
             yield run
 
-    def _joins(self, run: list[_Piece], piece: _Piece) -> bool:
+    def _joins(self, run: list[_Piece], piece: _Piece, gap: int) -> bool:
         return (
             len(run) < _MAX_PIECES
-            and 0 <= piece.offset - run[-1].end <= self._gap
+            and 0 <= piece.offset - run[-1].end <= gap
             and piece.end - run[0].offset <= self._piece
         )
 
@@ -348,7 +351,7 @@ class Reader:
         for bundle, place in zip(bundles[wrong], places[wrong], strict=True):
             offset = np.array([checks.offset(int(bundle))], np.int64)
             _forget(self._file, int(offset[0]), checks.stride)
-            for run in self._plan(offset, checks.stride, np.array([place], np.int64)):
+            for run in self._plan(offset, checks.stride, np.array([place], np.int64), 0):
                 self._read_run(run, batch.target)
             again = np.array([bundle], np.int64), np.array([place], np.int64)
             if len(checks.wrong_ones(*again, batch.target)):

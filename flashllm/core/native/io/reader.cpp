@@ -101,10 +101,14 @@ void Reader::verify_bundles(std::unique_ptr<BundleChecks> checks) {
   checks_ = std::move(checks);
 }
 
-uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, Priority priority) {
+uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, Priority priority,
+                        bool spans_gaps) {
   check_process();
   auto job = std::make_shared<Job>();
-  job->plan = plan_reads(batch, source_->size(), target->size(), limits_);
+  ReadLimits limits = limits_;
+  // Within one unit of alignment both reads would round to what lies between them.
+  if (!spans_gaps) limits.gap_bytes = std::min(limits.gap_bytes, limits.alignment - 1);
+  job->plan = plan_reads(batch, source_->size(), target->size(), limits);
   if (checks_) {
     checks_->check_batch(batch);
     job->bundles = std::make_unique<BatchBundles>(checks_->file(), job->plan);

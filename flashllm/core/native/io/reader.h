@@ -67,7 +67,7 @@ class Reader {
   // read not yet started of those that are not, and one that is read ahead is behind all others,
   // with few reads in flight, so that what turns out to be needed does not wait for it.
   uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target,
-                  Priority priority = Priority::usual);
+                  Priority priority = Priority::usual, bool spans_gaps = true);
 
   // A batch that is read ahead is needed: from now on it is like any other.
   void hasten(uint64_t ticket);
