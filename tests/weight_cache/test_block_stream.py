@@ -100,8 +100,9 @@ def test_layers_come_whole_and_in_order_with_no_more_blocks_than_the_ring(depth:
 def test_while_a_block_is_computed_with_all_other_buffers_are_being_read() -> None:
     ring, store = stream(4)
     ring.expect([(0, 0), (1, 0)])
-    for number, _ in enumerate(ring.blocks(0)):
+    for number, block in enumerate(ring.blocks(0)):
         assert len(store.under_way) == min(3, 8 - number - 1)
+        assert ring.begun(0) == min(block.first + 4 * BLOCK, BUNDLES)
     # Between layers, when attention is computed, all four.
     assert len(store.under_way) == 4
 

@@ -161,6 +161,22 @@ def test_a_prompt_leaves_what_is_worth_most(
     assert all(value[b] >= best_left_out - 1e-9 for b in resident)
 
 
+@given(st.sets(st.integers(0, N_BUNDLES - 1)), st.integers(1, N_BUNDLES), st.integers(1, 8))
+def test_a_prompt_evicts_nothing_that_its_later_blocks_need(
+    active: set[int], n_slots: int, blocks: int
+) -> None:
+    layer = layer_of(DEFAULT_POLICY, n_slots)
+    layer.acquire(np.arange(N_BUNDLES - n_slots, N_BUNDLES, dtype=np.int32), 0)
+    for part in np.array_split(np.arange(N_BUNDLES), blocks):
+        until, held = int(part[-1]) + 1, set(layer.resident().tolist())
+        ids = ids_of(active & set(part.tolist()))
+        layer.place(ids, np.ones((2, len(ids)), np.bool_), 1, until)
+        assert all(bundle < until for bundle in held - set(layer.resident().tolist()))
+    last = ids_of(active)
+    layer.place(last, np.ones((2, len(last)), np.bool_), 2, N_BUNDLES)
+    assert len(active & set(layer.resident().tolist())) == min(len(active), n_slots)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_prompt_counts_as_if_it_had_been_decoded(policy: str) -> None:
     rng = np.random.default_rng(3)
