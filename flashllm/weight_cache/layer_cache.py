@@ -205,7 +205,8 @@ class LayerCache:
         """Slots for bundles that the tokens of a prompt up to number `last_token` used.
 
         `used` [tokens, n] says which token used which bundle. Where slots are short, the most
-        valuable bundles get them; those from bundle `until` on are not evicted. Returns (positions into `ids` that got a slot, their slots).
+        valuable bundles get them; those from bundle `until` on are not evicted. Returns (positions
+        into `ids` that got a slot, their slots).
         """
         index = ids.astype(np.intp)
         self._policy.seed(index, used, last_token)

@@ -153,8 +153,8 @@ size_t steps_of(size_t columns) {
 template <class V, class F32, class F16, class BF16>
 void set_float_products(KernelTable* table) {
   using Tile = FloatTile<V>;
-  const ProductKernel common = {Tile::rows,        Tile::vectors,   Tile::piece_bytes,
-                                Tile::piece_bytes, steps_of<Tile>,  nullptr,
+  const ProductKernel common = {Tile::rows,        Tile::vectors,    Tile::piece_bytes,
+                                Tile::piece_bytes, steps_of<Tile>,   nullptr,
                                 pack_vector<V>,    multiply<V, Tile>};
   table->product[0] = table->product[1] = table->product[2] = common;
   table->product[0].pack_rows = pack_rows<V, F32>;

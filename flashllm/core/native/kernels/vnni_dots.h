@@ -98,8 +98,7 @@ FLASH_TARGET inline void dots_of_whole_groups(const uint8_t* const* rows,
         fours[j] = begin < nbytes ? dot_four_groups<Numbers>(rows[r], x, begin, nbytes - begin)
                                   : _mm512_setzero_si512();
       }
-      const __m512 scales =
-          load_last<S, Scale>(rows[r] + scale_at(g), x.scales + g, groups - g);
+      const __m512 scales = load_last<S, Scale>(rows[r] + scale_at(g), x.scales + g, groups - g);
       sums[r] = V::fma(I::to_float(sum_group_lanes(fours)), to_group_lanes(scales), sums[r]);
     }
   }
