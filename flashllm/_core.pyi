@@ -102,8 +102,8 @@ class Reader:
         """Start reading `length` bytes at each offset; returns a ticket for `wait`.
 
         Reads of an urgent batch are started before all others that have not been. Those of a batch
-        that is read ahead are started behind all others, four at a time. Without `spans_gaps` one read
-        takes no more of what lies between two than alignment asks for.
+        that is read ahead are started behind all others, four at a time. Without `spans_gaps` one
+        read takes no more of what lies between two than alignment asks for.
         """
 
     def hasten(self, ticket: int) -> None:

@@ -147,7 +147,8 @@ class Store:
         """Begin to read bundles to byte positions of `buffer`; tickets for `wait_bundles`.
 
         Where `tickets_each`, there is one for each, in their order. What is read `ahead` is read
-        behind all else, few reads at a time. Without `spans_gaps` none is read that lies between two.
+        behind all else, few reads at a time. Without `spans_gaps` none is read that lies between
+        two of them.
         """
         header = self.header
         offsets = header.offset(layer, 0) + ids.astype(np.int64) * header.stride
