@@ -28,7 +28,7 @@ _EXAMPLES = {
     "memory": "8GiB", "ctx_size": "4096", "window": "64", "select": "predicted",
     "io_threads": "32", "profile": "~/disk.json", "system": "Answer briefly.", "editor": "vim",
     "model_dirs": "~/models", "kv_memory": "1GiB", "kv_dir": "~/scratch", "keep_kv": "4GiB",
-    "device_memory": "8GiB",
+    "device_memory": "8GiB", "overlap": "layer",
 }  # fmt: skip
 """Of options whose default is no value of theirs."""
 

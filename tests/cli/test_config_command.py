@@ -63,7 +63,7 @@ def test_show_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert values["memory"] == told
     assert values["chat.model_dirs"]["value"] == []
     assert values["overlap"]["value"] is None
-    assert values["overlap"]["in_force"] == "layer"
+    assert values["overlap"]["in_force"] is None
     assert values["keys.chat.help"] == {"value": "f9", "origin": "file", "place": f"{file}:2"}
 
 
@@ -168,7 +168,7 @@ def test_every_example_of_the_first_file_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.in_file], ids=lambda o: o.name)
 def test_what_is_shown_can_be_written(option, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     samples = {"memory": 3 << 29, "kv_memory": 3 << 20, "model_dirs": (Path("/a b"), Path('/"'))}
-    samples |= {"kv_budget": 0.25, "kv_recall": 0.5}
+    samples |= {"kv_budget": 0.25, "kv_recall": 0.5, "device_memory": 3 << 20}
     value = samples.get(option.name, option.default)
     if value is None:
         value = option.choices[0] if option.choices else option.parse("7")

@@ -79,7 +79,7 @@ def test_a_turn_reads_what_is_new(model: Model) -> None:
 
 
 def test_a_turn_reads_fewer_bytes(small: Model) -> None:
-    """Weights are read once a chunk, whatever is in it, if no slot keeps them."""
+    """Weights that are in no slot are read once a chunk, whatever is in it."""
     small.release_slots(1 << 40)
     question = QUESTION * 4
     first = small.generate(question, 3)
@@ -90,7 +90,8 @@ def test_a_turn_reads_fewer_bytes(small: Model) -> None:
     small.forget()
     fresh = small.generate(ids, 3)
     list(fresh)
-    assert second.prefill.bytes_read * 3 == first.prefill.bytes_read == fresh.prefill.bytes_read
+    assert first.prefill.bytes_read == fresh.prefill.bytes_read > 0
+    assert 0 < second.prefill.bytes_read * 3 <= first.prefill.bytes_read
     assert (second.reused_tokens, fresh.reused_tokens) == (len(question) + 2, 0)
 
 

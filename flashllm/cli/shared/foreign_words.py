@@ -6,7 +6,10 @@ Only for what ours does not have: a command or an option of the same name goes b
 from __future__ import annotations
 
 _CONVERT = "weights are encoded when a model is made: `flashllm convert SRC --dtype int8`, or int4"
-_GPU = "flashllm computes on the processor, so there are no layers to offload; leave it out"
+_GPU = (
+    "flashllm computes on the processor and counts no layers; with a GPU, --device and"
+    " --device-memory"
+)
 _MODEL = "the model is the first word: `flashllm run MODEL TEXT`, `flashllm chat MODEL`"
 _PULL = "`flashllm pull ORG/NAME` fetches a model from Hugging Face"
 _READING = "weights are read past the page cache; --memory SIZE says how much may stay in memory"
@@ -60,7 +63,6 @@ OPTIONS = {
     "--context-length": "did you mean --ctx-size?",
     "--context-size": "did you mean --ctx-size?",
     "--conversation": _TALK,
-    "--device": _GPU,
     "--dry-run": "`flashllm plan SRC` says what a model would take, and writes nothing",
     "--flash-attn": "attention has no variants to choose from; leave it out",
     "--format": "did you mean --json?",
