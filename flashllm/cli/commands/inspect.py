@@ -25,7 +25,7 @@ For each layer: how alike its input is to what was known a layer earlier; how ma
 attention looks at; and what share of that attention is on the best 5, 10 and 20 % of the tokens,
 found by its own queries or by guessed ones, with whole keys or with an index of them. Where the
 guess is what loses, the layers before change the stream much; where the index is, calibrate the
-model or give --kv-index-dtype more bits.
+model.
 """
 
 
