@@ -239,9 +239,10 @@ void Kernels::attend(const Attend& task) {
   HeadRuns* const runs = &attend_scratch_.runs;
   const AttendSizes sizes = check_attend(task, runs);
   const SeenRows seen = {static_cast<size_t>(task.seen.first), static_cast<size_t>(task.seen.end)};
-  attend_one(
-      {task.rows.dtype, sizes, *runs, seen, task.query.data, task.scale, task.out.data, task.sinks},
-      sizes.kv_heads * seen.count());
+  const size_t rows = sizes.kv_heads * seen.count();
+  const Attention one = {task.rows.dtype, sizes,      *runs,         seen,
+                         task.query.data, task.scale, task.out.data, task.sinks};
+  attend_one(one, rows);
 }
 
 void Kernels::attend_runs(const AttendRuns& task) {
