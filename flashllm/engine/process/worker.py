@@ -161,10 +161,11 @@ class Worker:
         for token in generation:
             if is_first:
                 self._send_prefilled(number, generation)
-                is_first = False
+            # The first word is waited for: it joins no batch that the prompt's progress began.
             self._channel.send(
-                messages.Token(number, token.id, token.text, token.cost), urgent=False
+                messages.Token(number, token.id, token.text, token.cost), urgent=is_first
             )
+            is_first = False
         if is_first:
             self._send_prefilled(number, generation)
         reason = generation.finish_reason or "stop"
