@@ -34,7 +34,7 @@ from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.cli.shared.flags import argument
 from flashllm.engine.loading import scenario_of
-from flashllm.errors import FlashllmError, UsageError
+from flashllm.errors import FlashllmError
 from flashllm.hardware.machine_profile import Profile
 from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import assumed
@@ -91,7 +91,13 @@ def main() -> int:
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a converted model's directory")
     add("--memory", type=argument(parse_size), required=True, metavar="SIZE", help="the ceiling")
-    add("--case", type=argument(_case), default=_case("64+16"), metavar="S+N", help="(64+16)")
+    add(
+        "--case",
+        type=argument(parse_case),
+        default=parse_case("64+16"),
+        metavar="S+N",
+        help="(64+16)",
+    )
     add("--rounds", type=argument(parse_positive), default=3, metavar="N", help="(3)")
     add("--json", type=Path, metavar="FILE", help="keep the report there")
     options = parser.parse_args()
@@ -114,13 +120,6 @@ def main() -> int:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
     return 0
-
-
-def _case(text: str) -> Case:
-    try:
-        return parse_case(text)
-    except ValueError as error:
-        raise UsageError(f"{text!r}: expected a case like 64+16") from error
 
 
 def compared(

@@ -25,7 +25,7 @@ from benchmarks.own_command import ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.cli.shared.flags import argument
-from flashllm.errors import CannotCreate, UsageError
+from flashllm.errors import CannotCreate
 from flashllm.flash.manifest import read_manifest
 from flashllm.settings.values import parse_positive, parse_size
 
@@ -97,7 +97,13 @@ def main() -> int:
     add("model", type=Path, metavar="MODEL", help="a converted model's directory")
     add("--memory", type=argument(parse_size), metavar="SIZE", help="the ceiling")
     add("--out", type=Path, required=True, metavar="DIR")
-    add("--case", type=argument(_case), default=_case("64+16"), metavar="S+N", help="(64+16)")
+    add(
+        "--case",
+        type=argument(parse_case),
+        default=parse_case("64+16"),
+        metavar="S+N",
+        help="(64+16)",
+    )
     add("--blocks", type=argument(_blocks), default=_blocks("1,4,16,64"), metavar="N,...")
     add("--rounds", type=argument(parse_positive), default=3, metavar="N", help="(3)")
     options = parser.parse_args()
@@ -217,13 +223,6 @@ def draw(
         axis.spines[["top", "right"]].set_visible(False)
     drawn: Path = save(figure, path)
     return drawn
-
-
-def _case(text: str) -> Case:
-    try:
-        return parse_case(text)
-    except ValueError as error:
-        raise UsageError(f"{text!r}: expected a case like 64+16") from error
 
 
 def _blocks(text: str) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.memory_limit import limited
 from benchmarks.own_command import CommandError, ask
 from benchmarks.peers.contenders import environment, memory_ceiling_bytes
+from flashllm.errors import UsageError
 from flashllm.hardware.machine_profile import Profile, load
 from flashllm.planning.cost_model import CHUNK, ResidentBytes
 from flashllm.planning.plan import MAX_READ_BYTES
@@ -37,11 +38,13 @@ class Case:
 
 
 def parse_case(text: str) -> Case:
-    """`256+32`: tokens of a prompt and of its answer; `ValueError` for anything else."""
-    prompt, answer = text.split("+")
-    case = Case(int(prompt), int(answer))
+    """`256+32`: tokens of a prompt and of its answer; `UsageError` for anything else."""
+    try:
+        case = Case(*map(int, text.split("+")))
+    except (TypeError, ValueError):
+        case = Case(0, 0)
     if min(case.prompt_tokens, case.new_tokens) < 1:
-        raise ValueError(text)
+        raise UsageError(f"{text!r}: expected a case like 64+16")
     return case
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashllm.cli.shared import open_model
+from flashllm.cli.shared.decoded_text import read_decoded_passages
 from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
 from flashllm.cli.shared.output import Output, Ticker, remark
-from flashllm.cli.shared.texts import read_id_passages
 from flashllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 BUDGETS = [0.05, 0.1, 0.2]
 NAMES = ["full", "window", "h2o", "int4", "infinigen-ahead", "infinigen", "values", "specache"]
 VICTIMS = ["fifo", "lru", "counter"]
-DECODED_MIN = 16
 
 
 def bench_kv(arguments: argparse.Namespace) -> int:
@@ -48,7 +47,7 @@ def bench_kv(arguments: argparse.Namespace) -> int:
         options.kv_dtype or DEFAULT_KV_DTYPE,
         victims,
     )
-    passages = _passages(arguments, directory)
+    passages = read_decoded_passages(arguments, directory)
     longest = max(len(passage.ids) for passage in passages)
     options = _with_room(options, cases, longest)
     found: dict[str, Any] = {}
@@ -111,22 +110,6 @@ def _measure(
             "complete": not running.is_stopped,
             "rows": report(runs),
         }
-
-
-def _passages(arguments: argparse.Namespace, directory: Path) -> list[KvPassage]:
-    from flashllm.bench.kv.runs import KvPassage
-
-    found = []
-    for ids in read_id_passages(arguments.text, directory, arguments.tokens, arguments.ctx_size):
-        prompt = max(1, int(arguments.prompt_share * len(ids)))
-        if len(ids) - prompt >= DECODED_MIN:
-            found.append(KvPassage(ids, prompt))
-    if not found:
-        raise UsageError(
-            f"{arguments.text}: no passage of it has {DECODED_MIN} tokens to decode; give a longer"
-            " text, or a smaller --prompt-share"
-        )
-    return found
 
 
 def _with_room(options: ModelOptions, cases: list[KvCase], longest: int) -> ModelOptions:

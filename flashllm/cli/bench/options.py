@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from flashllm.cli.shared.decoded_text import add_decoded_text
 from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.errors import UsageError
 from flashllm.settings.options import MODEL_OPTIONS
@@ -255,13 +256,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `bench kv`."""
     add_model(parser)
-    parser.add_argument(
-        "--text",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="text to decode: .ids, .txt or .jsonl, as for eval",
-    )
+    add_decoded_text(parser)
     parser.add_argument(
         "--kv",
         type=lambda text: text.split(","),
@@ -273,21 +268,6 @@ def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument(parse_shares),
         metavar="SHARES",
         help="the most of all keys and values that a token sees (5%%,10%%,20%%)",
-    )
-    parser.add_argument(
-        "-n",
-        "--tokens",
-        type=argument(parse_positive),
-        default=2048,
-        metavar="N",
-        help="tokens of the text, taken evenly from all of its lines (2048)",
-    )
-    parser.add_argument(
-        "--prompt-share",
-        type=argument(parse_share),
-        default=0.5,
-        metavar="SHARE",
-        help="of each passage, what is read as a prompt; the rest is decoded token by token (50%%)",
     )
     parser.add_argument(
         "--pool",
