@@ -50,8 +50,11 @@ def test_gaps_between_positions_part_no_pair() -> None:
 def test_it_learns_and_its_checkpoint_gives_its_logits(tmp_path: Path) -> None:
     steps: list[Step] = []
     threads = torch.get_num_threads()
-    model = train(3, 600, steps.append, steps_max=12)
+    kept = tmp_path / "training.pt"
+    train(3, 600, steps.append, steps_max=12, kept=kept)
+    model = train(3, 600, steps.append, steps_max=2, kept=kept)  # goes on where it was
     torch.set_num_threads(threads)
+    assert [step.number for step in steps] == list(range(14))
     assert steps[-1].loss < steps[0].loss
     model.save(tmp_path / "checkpoint")
     model = RecallModel.load(tmp_path / "checkpoint")

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from tools.recall.task import Shape, make_text
-from tools.recall.train import Step, train
+from tools.recall.train import TOKENS, Step, train
 
 TEXT = Shape(pairs=400, noise=6800, asked=400)
 CALIBRATION = Shape(pairs=200, noise=200, asked=100)
+REPORTED_EVERY_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,10 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=15.0, help="at most (%(default)g)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)d)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(%(default)s)")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a step (%(default)d)")
     options = parser.parse_args(arguments)
 
+    reported = 0.0
+
     def report(step: Step) -> None:
-        if step.number % 25 == 0:
+        nonlocal reported
+        if step.seconds >= reported + REPORTED_EVERY_S or step.number == 0:
+            reported = step.seconds
             print(
                 f"step {step.number}, stage {step.stage}: loss {step.loss:.3f},"
                 f" {step.right:.1%} right, {step.seconds:.0f} s",
@@ -35,7 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
 
     kept = options.output / "training.pt"
-    model = train(options.seed, 60 * options.minutes, report, options.threads, kept=kept)
+    model = train(
+        options.seed,
+        60 * options.minutes,
+        report,
+        options.threads,
+        kept=kept,
+        device=options.device,
+        tokens=options.tokens,
+    )
     model.save(options.output)
     generator = np.random.default_rng(options.seed + 1)
     for name, shape in (("text.ids", TEXT), ("calibration.ids", CALIBRATION)):

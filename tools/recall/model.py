@@ -70,18 +70,19 @@ class Layer(nn.Module):
         )
         query, key = _turned(query, turns), _turned(key, turns)
         key, value = (kind.repeat_interleave(HEADS // KV_HEADS, dim=1) for kind in (key, value))
-        entropy = _entropy(query, key) if is_calm else torch.zeros(())
+        nothing = torch.zeros((), device=x.device)
+        entropy = _entropy(query, key) if is_calm else nothing
         if wanted is None:
             mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
             x, query = x[:, wanted], query[:, :, wanted]
-            seen = wanted[:, None] >= torch.arange(key.shape[2])
+            seen = wanted[:, None] >= torch.arange(key.shape[2], device=x.device)
             mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         x = x + attention["o_proj"](mixed.transpose(1, 2).flatten(2))
         normed, ffn = self.post_attention_layernorm(x), self.mlp
         gated: Tensor = functional.silu(ffn["gate_proj"](normed)) * ffn["up_proj"](normed)
         change = ffn["down_proj"](gated)
-        share = change.square().mean() / x.square().mean() if is_calm else torch.zeros(())
+        share = change.square().mean() / x.square().mean() if is_calm else nothing
         return x + change, ENTROPY_WEIGHT * entropy + CHANGE_WEIGHT * share
 
 
@@ -117,7 +118,7 @@ class RecallModel(nn.Module):
         made to: it has few layers, and is trained for minutes.
         """
         x, turns = self.embed_tokens(ids), _turns(positions)
-        restlessness = torch.zeros(())
+        restlessness = torch.zeros((), device=x.device)
         for layer in self.layers:
             only = wanted if layer is self.layers[-1] else None
             x, own = layer(x, turns, only, is_calm)
@@ -157,7 +158,7 @@ class RecallModel(nn.Module):
         """Writes a checkpoint: config.json and model.safetensors."""
         directory.mkdir(parents=True, exist_ok=True)
         tensors = {
-            f"model.{name}": parameter.detach().contiguous()
+            f"model.{name}": parameter.detach().cpu().contiguous()
             for name, parameter in self.named_parameters()
         }
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -186,9 +187,9 @@ class RecallModel(nn.Module):
 def _entropy(query: Tensor, key: Tensor) -> Tensor:
     """Mean nats of the attention of some tokens, [texts, heads, tokens, head_dim] both."""
     tokens = query.shape[2]
-    rows = torch.randint(tokens, (min(SAMPLED_ROWS, tokens),))
+    rows = torch.randint(tokens, (min(SAMPLED_ROWS, tokens),), device=query.device)
     scores = query[:, :, rows] @ key.transpose(2, 3) * HEAD_DIM**-0.5
-    hidden = rows[:, None] < torch.arange(tokens)
+    hidden = rows[:, None] < torch.arange(tokens, device=query.device)
     logs = scores.masked_fill(hidden, -torch.inf).log_softmax(dim=-1)
     mean: Tensor = -(logs.exp() * logs.masked_fill(hidden, 0)).sum(dim=-1).mean()
     return mean
@@ -196,8 +197,8 @@ def _entropy(query: Tensor, key: Tensor) -> Tensor:
 
 def _turns(positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [texts, 1, tokens, head_dim / 2] of positions [texts, tokens]."""
-    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM
-    angles = positions[:, None, :, None].float() / THETA**exponents
+    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float32, device=positions.device)
+    angles = positions[:, None, :, None].float() / THETA ** (exponents / HEAD_DIM)
     return angles.cos(), angles.sin()
 
 

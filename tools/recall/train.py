@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tools.recall.model import POSITIONS, RecallModel
-from tools.recall.task import Shape, make_text
+from tools.recall.task import Shape, make_texts
 
 STAGES = (
     Shape(pairs=6, noise=0, asked=12, keys=16),
@@ -30,11 +30,13 @@ STAGES = (
 CALM_STAGE = 4
 """From here on layers become calm."""
 TOKENS = 1024
-"""Of a step."""
+"""Of a step, at least one text."""
+GAPS = 4
+"""Places of a text behind which positions go on further away."""
 RIGHT_ENOUGH = 0.97
 RATE = 3e-3
 WARM_UP_STEPS = 50
-SAVED_EVERY_S = 60
+SAVED_EVERY_S = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +58,19 @@ def make_batch(
     Positions have gaps at some places, so that the model meets distances up to its longest context
     in short texts; what stands together stays together.
     """
-    made = [make_text(shape, generator) for _ in range(texts)]
-    ids = np.stack([ids for ids, _ in made])
-    answers = np.stack([answers for _, answers in made])
-    return (
-        torch.from_numpy(ids),
-        torch.from_numpy(_positions(shape, ids, generator)),
-        torch.from_numpy(answers),
-    )
+    ids, answers = make_texts(shape, texts, generator)
+    positions = _positions(shape, texts, generator)
+    return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(answers)
 
 
-def _positions(
-    shape: Shape, ids: NDArray[np.int64], generator: np.random.Generator
-) -> NDArray[np.int64]:
-    texts, tokens = ids.shape
-    steps = np.ones((texts, tokens), np.int64)
-    for row in steps:
-        room = int(generator.integers(0, POSITIONS - tokens)) if generator.random() < 0.5 else 0
-        # Between questions, where a gap parts no pair.
-        places = shape.prompt + 2 * generator.integers(0, shape.asked, 4)
-        for place, gap in zip(places, generator.multinomial(room, [0.25] * 4), strict=True):
-            row[place] += gap
+def _positions(shape: Shape, texts: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    steps = np.ones((texts, shape.tokens), np.int64)
+    rooms = generator.integers(0, POSITIONS - shape.tokens, texts)
+    rooms[generator.random(texts) < 0.5] = 0
+    # Between questions, where a gap parts no pair.
+    places = shape.prompt + 2 * generator.integers(0, shape.asked, (texts, GAPS))
+    gaps = generator.multinomial(rooms, [1 / GAPS] * GAPS)
+    np.add.at(steps, (np.arange(texts)[:, None], places), gaps)
     return np.cumsum(steps, axis=1) - 1
 
 
@@ -87,20 +81,25 @@ def train(
     threads: int = 1,
     steps_max: int = 1 << 30,
     kept: Path | None = None,
+    device: str = "cpu",
+    tokens: int = TOKENS,
 ) -> RecallModel:
-    """A model trained for so long or so many steps.
+    """A model trained for so long or so many steps, of so many `tokens` each, on a torch device.
 
-    What `kept` holds of an earlier training goes on, and it is written there from time to time.
+    What `kept` holds of an earlier training goes on, on whatever device that was, and it is written
+    there from time to time.
     """
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
-    state = _State.begin() if kept is None or not kept.exists() else _State.load(kept)
+    state = _State.begin(device) if kept is None or not kept.exists() else _State.load(kept, device)
     # Another one for every number of steps, so that training that goes on sees new texts.
     generator = np.random.default_rng((seed, state.number))
     start, first = time.monotonic(), state.number
     saved = start
     while (spent := time.monotonic() - start) < seconds and state.number < first + steps_max:
-        loss = _step(state, generator, max(0.1, 1 - spent / seconds))
+        shape = STAGES[state.stage]
+        batch = make_batch(shape, max(1, tokens // shape.tokens), generator)
+        loss = _step(state, batch, max(0.1, 1 - spent / seconds))
         report(Step(state.number, state.stage, loss, state.right, spent))
         state.number += 1
         if state.right > RIGHT_ENOUGH and state.stage + 1 < len(STAGES):
@@ -119,22 +118,24 @@ class _State:
 
     model: RecallModel
     optimizer: torch.optim.Optimizer
+    device: str
     number: int = 0
     stage: int = 0
     right: float = 0.0
     """The share of right answers, of the latest steps."""
 
     @classmethod
-    def begin(cls) -> _State:
-        model = RecallModel()
+    def begin(cls, device: str) -> _State:
+        model = RecallModel().to(device)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
-        return cls(model, optimizer)
+        return cls(model, optimizer, device)
 
     @classmethod
-    def load(cls, path: Path) -> _State:
-        state, held = cls.begin(), torch.load(path, weights_only=True)
+    def load(cls, path: Path, device: str) -> _State:
+        state = cls.begin(device)
+        held = torch.load(path, map_location="cpu", weights_only=True)
         state.model.load_state_dict(held["model"])
         state.optimizer.load_state_dict(held["optimizer"])
         state.number, state.stage, state.right = held["number"], held["stage"], held["right"]
@@ -154,16 +155,18 @@ class _State:
         unfinished.replace(path)
 
 
-def _step(state: _State, generator: np.random.Generator, rate: float) -> float:
+def _step(state: _State, batch: tuple[Tensor, Tensor, Tensor], rate: float) -> float:
     """One step of training, with `rate` times the usual rate; its loss."""
-    shape, is_calm = STAGES[state.stage], state.stage >= CALM_STAGE
-    ids, positions, answers = make_batch(shape, max(1, TOKENS // shape.tokens), generator)
+    ids, positions, answers = batch
     for group in state.optimizer.param_groups:
         group["lr"] = rate * RATE * min(1.0, (state.number + 1) / WARM_UP_STEPS)
     # Answers are at the same places in all texts; a question's logits say its answer.
-    wanted = (answers[0] >= 0).nonzero()[:, 0] - 1
+    blanks = (answers[0] >= 0).nonzero()[:, 0]
+    ids, positions, wanted, targets = (
+        part.to(state.device) for part in (ids, positions, blanks - 1, answers[:, blanks])
+    )
+    is_calm = state.stage >= CALM_STAGE
     logits, restlessness = state.model(ids, positions, wanted, is_calm=is_calm)
-    targets = answers[:, wanted + 1]
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     state.optimizer.zero_grad()
     (loss + restlessness).backward()
