@@ -131,14 +131,26 @@ class ChatTerminal:
 
     def wait_for(self, text: str, since: int = 0, seconds: float = WAIT_SECONDS) -> float:
         """When `text` was first there behind position `since`; `ReadFailed` if it does not come."""
-        wanted, until = text.encode(), time.monotonic() + seconds
+        _, at = self._find((text,), since, seconds)
+        return self._when(at)
+
+    def wait_for_any(self, texts: Sequence[str], seconds: float = WAIT_SECONDS) -> str:
+        """The first of `texts` that is there; `ReadFailed` if none comes."""
+        return self._find(texts, 0, seconds)[0]
+
+    def _find(self, texts: Sequence[str], since: int, seconds: float) -> tuple[str, int]:
+        """What came, and where it ended."""
+        until = time.monotonic() + seconds
         start = max(since - self._forgotten, 0)
-        while (at := self._written.find(wanted, start)) < 0:
+        while True:
+            for text in texts:
+                if (at := self._written.find(text.encode(), start)) >= 0:
+                    return text, at + len(text.encode())
             if time.monotonic() > until or not self._read_some():
+                wanted = " or ".join(map(repr, texts))
                 raise ReadFailed(
-                    f"the chat never showed {text!r}; it ended with {self.last_words!r}"
+                    f"the chat never showed {wanted}; it ended with {self.last_words!r}"
                 )
-        return self._when(at + len(wanted))
 
     def texts(self, since: int) -> Iterator[WrittenText]:
         """What was written behind position `since`, where the cursor was moved for it."""

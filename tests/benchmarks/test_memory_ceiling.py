@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import memory_ceiling
+from benchmarks.containers import Contained, contain
 from benchmarks.memory_ceiling import Held, hold
-from benchmarks.memory_limit import MemoryLimitError, limited
+from benchmarks.memory_limit import MemoryLimitError
 from flashllm.units import MIB
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
@@ -36,27 +34,21 @@ def test_what_is_above_is_called_so() -> None:
     assert memory_ceiling._cells(Held("m", "run", 512, 100 * MIB, 99 * MIB))[-1] == "1.0 below"
 
 
-@pytest.mark.parametrize(("limit_mib", "codes"), [(700, (0,)), (240, (71,))])
+@pytest.mark.parametrize(("limit_mib", "outcome"), [(700, "answered"), (240, "refused")])
 def test_without_a_ceiling_a_container_runs_a_model_or_refuses_it(
-    sparse_model: Path, limit_mib: int, codes: tuple[int, ...]
+    sparse_model: Path, limit_mib: int, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "FLASHLLM_MEMORY"}
+    monkeypatch.delenv("FLASHLLM_MEMORY", raising=False)
     try:
-        with limited(limit_mib * MIB) as group:
-            group.check_joinable()
-            command = [sys.executable, "-m", "flashllm", "run", str(sparse_model)]
-            done = subprocess.run(
-                group.command([*command, "--ids", "5 6 7", "-n", "4", "--json"]),
-                capture_output=True, text=True, check=False,
-                env=environment,
-            )  # fmt: skip
-            usage = group.usage()
+        found = contain("run", sparse_model, limit_mib * MIB, prompt=3, tokens=4)
     except MemoryLimitError as problem:
         pytest.skip(str(problem))
-    assert done.returncode in codes, done.stderr
-    assert usage.kills == 0
-    if done.returncode:
-        assert "the smallest that works here is" in done.stderr
-        assert f"The limit of this container is {limit_mib} MiB" in done.stderr
-    else:
-        assert json.loads(done.stdout)["memory"]["ceiling_bytes"] < limit_mib * MIB
+    assert (found.outcome, found.kills, found.holds) == (outcome, 0, True), found.said
+    if outcome == "refused":
+        assert "the smallest that works here is" in found.said
+        assert f"The limit of this container is {limit_mib} MiB" in found.said
+
+
+def test_a_container_in_which_something_was_killed_does_not_hold() -> None:
+    assert not Contained("chat", 700 * MIB, "answered", "", 700 * MIB, kills=1).holds
+    assert not Contained("run", 700 * MIB, "code -9", "", 700 * MIB, kills=0).holds
