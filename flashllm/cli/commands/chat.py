@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from functools import cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from flashllm.cli.shared import open_model
@@ -30,9 +30,71 @@ if TYPE_CHECKING:
     from flashllm.library.library import Library
     from flashllm.library.models import OpenRequest
     from flashllm.planning.plan import Plan
+    from flashllm.ui.chat.screen import ChatScreen
 
 
 ANSWER_NAMES = [option.name for option in ANSWER_OPTIONS]
+
+
+class _Models:
+    """What the screen asks for, with the command's options: engines, checks, the library."""
+
+    screen: ChatScreen
+    """Set once it is made, which needs these methods."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self.options = open_model.options_of(arguments)
+
+    @cached_property
+    def launcher(self) -> EngineLauncher:
+        """Begins the engine's process where it has not begun."""
+        return open_model.start_launcher(self._arguments)
+
+    def open(self, request: OpenRequest) -> Engine:
+        """The engine of a model, which tells the screen what becomes of it."""
+        told = self.screen.engine
+        return self.launcher.open(
+            request.choice.target,
+            told.tell_opening,
+            told.tell_lost,
+            told.tell_released,
+            told.tell_warming,
+            memory=request.memory,
+            context=request.context,
+        )
+
+    def check(self, request: OpenRequest, plan: Plan) -> None:
+        """Whether a model can be opened beside the one of `plan`; our errors where it cannot."""
+        from flashllm.engine.process.launcher import application_bytes
+        from flashllm.library.open_check import check_openable
+
+        wanted = self.options.having(
+            memory=request.memory, context=request.context, application_bytes=application_bytes()
+        )
+        check_openable(request.choice, wanted, plan.split["interpreter"])
+
+    def library(self) -> Library:
+        """The models that there are, as they would be opened now."""
+        from flashllm.engine.process.launcher import application_bytes
+        from flashllm.library.library import usual_library
+        from flashllm.ui.chat.status import Phase
+
+        activity, wanted = self.screen.activity, self.screen.answer_settings
+        return usual_library(
+            self._arguments.settings.with_flags(
+                {"memory": wanted.memory, "ctx_size": wanted.context}
+            ),
+            used=_used_models,
+            application_bytes=application_bytes(),
+            open_plan=activity.plan if activity.phase is not Phase.CLOSED else None,
+        )
+
+
+def _used_models() -> list[str]:
+    with contextlib.suppress(FlashllmError):  # the chat tells of a store that is broken
+        return models_of_conversations()
+    return []
 
 
 def chat(arguments: argparse.Namespace) -> int:
@@ -47,74 +109,25 @@ def chat(arguments: argparse.Namespace) -> int:
         from flashllm.library.models import ModelChoice
         from flashllm.ui.app import ChatApp
         from flashllm.ui.chat.screen import ChatScreen
-        from flashllm.ui.chat.status import Phase
         from flashllm.ui.run import look_around, run_app
 
         keymap = look_around(arguments.settings)
 
-    @cache
-    def launcher() -> EngineLauncher:
-        return open_model.start_launcher(arguments)
-
-    def open_engine(request: OpenRequest) -> Engine:
-        return launcher().open(
-            request.choice.target,
-            screen.engine.tell_opening,
-            screen.engine.tell_lost,
-            screen.engine.tell_released,
-            screen.engine.tell_warming,
-            memory=request.memory,
-            context=request.context,
-        )
-
-    def check(request: OpenRequest, plan: Plan) -> None:
-        from flashllm.engine.process.launcher import application_bytes
-        from flashllm.library.open_check import check_openable
-
-        wanted = options.having(
-            memory=request.memory, context=request.context, application_bytes=application_bytes()
-        )
-        check_openable(request.choice, wanted, plan.split["interpreter"])
-
-    def library() -> Library:
-        from flashllm.engine.process.launcher import application_bytes
-        from flashllm.library.library import usual_library
-
-        plan = screen.activity.plan if screen.activity.phase is not Phase.CLOSED else None
-        limits = {
-            "memory": screen.answer_settings.memory,
-            "ctx_size": screen.answer_settings.context,
-        }
-        return usual_library(
-            arguments.settings.with_flags(limits),
-            used=used_models,
-            application_bytes=application_bytes(),
-            open_plan=plan,
-        )
-
-    def used_models() -> list[str]:
-        with contextlib.suppress(FlashllmError):  # the chat tells of a store that is broken
-            return models_of_conversations()
-        return []
-
-    def is_given(name: str) -> bool:
-        return arguments.settings.origin(name) in ("flag", "env")
-
     names = names_in(arguments.settings)
     model = model_of(arguments, session)
-    choice = names.find(model).choice if model else ModelChoice()
-    options = open_model.options_of(arguments)
-    screen = ChatScreen(
-        open_engine,
-        check=check,
-        memory=options.memory,
-        context=options.context,
-        choice=choice,
+    models = _Models(arguments)
+    given = ("flag", "env")
+    screen = models.screen = ChatScreen(
+        models.open,
+        check=models.check,
+        memory=models.options.memory,
+        context=models.options.context,
+        choice=names.find(model).choice if model else ModelChoice(),
         names=names,
         store=None if arguments.no_save else paths.database_file(),
         session=session.id if session else None,
         history=None if arguments.no_save else paths.history_file(),
-        library=library,
+        library=models.library,
         settings=arguments.settings.chat,
         sampling=sampling,
         reasoning=open_model.reasoning_of(arguments),
@@ -122,10 +135,12 @@ def chat(arguments: argparse.Namespace) -> int:
         system=arguments.system,
         log_file=paths.log_file(),
         keymap=keymap,
-        given=[name for name in ("system", *ANSWER_NAMES) if is_given(name)],
+        given=[
+            name for name in ("system", *ANSWER_NAMES) if arguments.settings.origin(name) in given
+        ],
         quick_profile=not arguments.no_quick_profile,
     )
-    screen.engine.abandon = lambda: launcher().close()
+    screen.engine.abandon = lambda: models.launcher.close()
     return run_app(ChatApp(screen), inline=arguments.inline, log_file=paths.log_file())
 
 
