@@ -191,12 +191,14 @@ coverage: $(TEST_STAMP)
 	@for target in $(FUZZ_CORE); do \
 	  $(COVERAGE)/tests/fuzz/native/fuzz_$$target -runs=0 tests/fuzz/corpus/$$target; done
 	@rm -f $(COVERAGE)/python*
+	@rm -f $(COVERAGE)/failed
 	COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage run -m pytest -q $(COVERAGE_TESTS) \
-	  --numprocesses=2 --dist=loadfile
+	  --numprocesses=2 --dist=loadfile || touch $(COVERAGE)/failed
 	@COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage combine --quiet
 	@COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage json --quiet -o $(COVERAGE)/python.json
 	$(BIN)/python -m tests.coverage --native $(COVERAGE) --python $(COVERAGE)/python.json \
 	  $(if $(ALL),--all)
+	@test ! -e $(COVERAGE)/failed || { echo "what is above was reached by tests that failed" >&2; exit 1; }
 
 # The long forms of tests/faults, of which `make test` takes some operations only.
 faults: $(TEST_STAMP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,15 @@ from flashllm.system.log import LOGGER, stop_log
 # imported by the fixtures that are asked for.
 if TYPE_CHECKING:
     from flashllm.engine.local import Model
+
+
+def pytest_sessionfinish() -> None:
+    """Coverage is saved while the process lasts: a worker that has told its end is soon killed."""
+    coverage = sys.modules.get("coverage")
+    measuring = coverage.Coverage.current() if coverage is not None else None
+    if measuring is not None:
+        measuring.stop()
+        measuring.save()
 
 
 @pytest.fixture(scope="session", autouse=True)

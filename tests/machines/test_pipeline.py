@@ -37,7 +37,7 @@ from tests.machines.queue_link import in_threads
 from tests.support.smallthinker import SmallThinker
 from tests.support.tiny import sparse_opt, tiny, tiny_opt
 
-OPTIONS = ModelOptions(memory=600 << 20, context=96, contexts=4)
+OPTIONS = ModelOptions(memory=1 << 30, context=96, contexts=4)
 
 
 def experts_behind_a_dense_layer() -> Any:
@@ -229,7 +229,7 @@ def test_a_stage_that_dies_ends_the_batch_which_can_go_on(demo: Path, tmp_path: 
             run = BatchRun(model, given, RowDefaults(), output, lambda: False, on_row)
             run.answer(schedule)
 
-    options = ModelOptions(memory=600 << 20, context=512, contexts=4)
+    options = ModelOptions(memory=1 << 30, context=512, contexts=4)
     with (
         pytest.raises(EngineLost, match=r"stage 1 of 2 has ended"),
         open_pipeline(demo, options, 2) as model,
