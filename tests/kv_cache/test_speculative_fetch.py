@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flashllm.dtypes import row_bytes
-from flashllm.kv_cache.layout import column_count
+from flashllm.kv_cache.layout import column_count, tokens_max
 from flashllm.kv_cache.partial_index import choose_columns, query_sizes
 from flashllm.kv_cache.recall_control import ALPHA_MAX, ALPHA_MIN, RecallControl, recall_of
 from flashllm.kv_cache.speculative_fetch import (
@@ -16,7 +16,6 @@ from flashllm.kv_cache.speculative_fetch import (
     below_best,
     best_positions,
     fetch_count,
-    tokens_max,
 )
 
 
