@@ -20,8 +20,8 @@ from flashllm.options import DEFAULT_KV_SELECTION, KvDType, KvSelection
 from flashllm.spec import ModelSpec
 
 MEASURED_LONG_TOKENS, MEASURED_ONE_IN = 4096, 4
-"""Behind so many tokens the recall of one in so many is measured, since a head's keys are much to
-read from flash; before that, of each."""
+"""Behind so many tokens the recall of one in so many is measured where none was lacking, since a
+head's keys are much to read from flash; before that, of each."""
 
 
 @dataclass(frozen=True, slots=True)

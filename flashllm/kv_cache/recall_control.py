@@ -22,7 +22,7 @@ budget limits what that may cost."""
 GAIN = 1.0
 """A recall that is so much too small makes the logarithm of alpha so much larger. The step is not
 limited: where most recalls are 1 and few are next to 0, limits would leave their mean too small."""
-REPAYMENT = 0.1
+REPAYMENT = 0.05
 """The share of a layer's debt that makes the logarithm of alpha larger, at each measurement."""
 DEBT_MIN, DEBT_MAX = -1.0, 4.0
 """In recalls. A debt that the budget does not let be repaid, or what was seen in excess of the
@@ -54,6 +54,10 @@ class RecallControl:
     def alpha(self, layer: int) -> float:
         """Scores less than this below the best are fetched."""
         return self._alphas[layer]
+
+    def owes(self, layer: int) -> bool:
+        """Whether the recalls of a layer lacked something that is not repaid yet."""
+        return self._debts[layer] > 0
 
     def learn(self, layer: int, token: int, recall: float) -> None:
         """Token number `token` had this recall in a layer."""

@@ -174,7 +174,10 @@ class SelectedCache:
         steps = MEASURED_ONE_IN if tokens > MEASURED_LONG_TOKENS else 1
         drawn, step = divmod(scattered % (len(layers) * self._kv_heads * steps), steps)
         sampled, head = divmod(drawn, self._kv_heads)
-        return head if layer == layers[sampled] and step == 0 else None
+        if layer != layers[sampled]:
+            return None
+        owes = self._control is not None and self._control.owes(layer)
+        return head if step == 0 or owes else None
 
     def _count(self, tokens: int, positions: Positions | None) -> None:
         counts, fetched = self.counts, tokens if positions is None else positions.shape[1]
