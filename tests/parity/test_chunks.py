@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from flashllm import core
 from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import open_model
+from flashllm.model import neuron_slices
 from flashllm.options import Select
 from tests.support.tiny import save_exact_predictors, save_opt, sparse_opt, tiny
 
@@ -170,7 +171,9 @@ def selected_logits(directory: Path, chunk: int, **options: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
-def test_a_prompt_through_predicted_neurons(dtype: str, tmp_path: Path) -> None:
+def test_a_prompt_through_predicted_neurons(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = sparse_opt()
     predictors = save_exact_predictors(model, tmp_path / "predictors.safetensors")
     spoil(predictors)
@@ -186,6 +189,10 @@ def test_a_prompt_through_predicted_neurons(dtype: str, tmp_path: Path) -> None:
     decoder, _, store = load_decoder(tmp_path / "model")
     with store:
         exact = decoder.prefill(IDS[:70])
+    # Whether a block is multiplied with each token's own neurons, or all of it.
+    for own in (True, False):
+        monkeypatch.setattr(neuron_slices, "is_less_work", lambda _, own=own: own)
+        assert np.array_equal(selected_logits(tmp_path / "model", 512), expected), own
     assert not np.array_equal(exact, expected[1]), "neurons are left out"
 
 
