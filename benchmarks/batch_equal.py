@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -56,7 +56,7 @@ SCHEDULES = ("continuous", "zigzag", "diagonal")
 OVERLAPS = ("layer", "none")
 SPARE_MIB = (64, 128, None)
 """Ceilings: so much above the least of a single row; None: what is free."""
-KILLED = (
+KILLED: tuple[tuple[str, ...], ...] = (
     ("--block", "8"),
     ("--block", "32", "--schedule", "zigzag"),
     ("--block", "7", "--schedule", "diagonal", "--overlap", "none"),
@@ -141,7 +141,7 @@ def settings(model: str, *, full: bool) -> Iterator[tuple[str, ...]]:
         yield tuple(itertools.chain.from_iterable(chosen))
 
 
-def covering_pairs(combinations: list[tuple[Hashable, ...]]) -> Iterator[tuple[Any, ...]]:
+def covering_pairs(combinations: Sequence[tuple[Hashable, ...]]) -> Iterator[tuple[Any, ...]]:
     """Some combinations, in which each pair of settings occurs that occurs in all of them.
 
     Greedy: each is the one with the most pairs that were not there before.
