@@ -24,6 +24,7 @@ import json
 import statistics
 import sys
 import time
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -47,7 +48,7 @@ from flashllm.engine.local import open_model
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import profile_for
-from flashllm.options import ModelOptions
+from flashllm.options import ModelOptions, Overlap
 from flashllm.planning.plan import Plan, make_plan, smallest_ceiling
 from flashllm.settings.values import parse_device, parse_positive
 from flashllm.system.clock import PARTS
@@ -92,9 +93,11 @@ def parse_shares(text: str) -> list[Fraction]:
     return shares
 
 
-def options_for(model: Path, device: str, share: Fraction) -> ModelOptions:
+def options_for(
+    model: Path, device: str, share: Fraction, overlap: Overlap = "none"
+) -> ModelOptions:
     """With slots on the device for a share of all neurons, and little in DRAM."""
-    options = ModelOptions(context=CONTEXT, device=device, device_memory=1 << 50, overlap="none")
+    options = ModelOptions(context=CONTEXT, device=device, device_memory=1 << 50, overlap=overlap)
     profile = profile_for(model, options)
     scenario = scenario_of(model, options, profile)
     options = options.having(select=scenario.options.select)
@@ -120,7 +123,7 @@ def measure_slots(
 ) -> Row:
     """Slots on the device for a share of the neurons; the rest comes from flash, or from DRAM."""
     model = options.dram if in_dram else options.model
-    asked = options_for(model, options.device, share)
+    asked = options_for(model, options.device, share, options.overlap)
     runs = []
     for waits in (False, True):
         with contextlib.ExitStack() as patches:
@@ -391,6 +394,7 @@ def measure(options: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
     """All rows, and the rates in the same run."""
     memory = open_memory(find_device(options.device), 1 << 40)
     rates: dict[str, Any] = {"to_device": copy_rates(memory), "on_device": device_rate(memory)}
+    memory.close()  # what a copy took is not held while models are measured
     rates["flash"] = flash_rate(options.model)
     remark(NAME, f"bytes a second: {rates}")
     middle = options.shares[len(options.shares) // 2]
@@ -452,6 +456,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--shares", type=argument(parse_shares), default=parse_shares("1,1/2,1/4"),
         metavar="SHARE,...", help="of the neurons (1,1/2,1/4)")  # fmt: skip
     add("--tokens", type=positive, default=TOKENS, metavar="N", help=f"({TOKENS})")
+    add("--overlap", choices=typing.get_args(Overlap), default="none",
+        help="what is read while something else is computed (none)")  # fmt: skip
     add("--naive-tokens", type=positive, default=3, metavar="N", help="(3)")
     options = parser.parse_args(arguments)
     rows, rates = measure(options)

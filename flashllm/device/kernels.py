@@ -80,7 +80,7 @@ class TorchKernels(core.Kernels):
             vectors @ decode(encoded[part], dtype, x.shape[1]).T
             for part in self._tiles(len(encoded), x.shape[1])
         ]
-        out[...] = self.memory.download(torch.cat(parts, dim=1))
+        out[...] = self.memory.download(_together(parts, 1))
 
     def dot_rows(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
@@ -106,12 +106,12 @@ class TorchKernels(core.Kernels):
 
     @_guarded
     def _dots(self, places: _Places, ids: _Ids, x: _Floats, out: _Floats) -> None:
-        vectors, numbers = self.memory.upload(x), self.memory.upload(ids)
+        vectors, numbers = self._uploaded_together(x, ids)
         parts = [
             vectors @ places.rows(numbers[part]).T for part in self._tiles(len(ids), places.columns)
         ]
         if parts:
-            out[...] = self.memory.download(torch.cat(parts, dim=1))
+            out[...] = self.memory.download(_together(parts, 1))
 
     def dot_rows_each(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
@@ -137,7 +137,7 @@ class TorchKernels(core.Kernels):
             for part in self._tiles(end - start, places.columns)
         ]
         if found:
-            out[...] = self.memory.download(torch.cat(found))
+            out[...] = self.memory.download(_together(found, 0))
 
     def weighted_sum_rows(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
@@ -167,11 +167,19 @@ class TorchKernels(core.Kernels):
     def _sums(self, places: _Places, ids: _Ids, weights: _Floats, out: _Floats) -> None:
         if not len(ids):
             return
-        factors, numbers = self.memory.upload(weights), self.memory.upload(ids)
-        total = torch.zeros(out.shape, device=self.memory.device)
-        for part in self._tiles(len(ids), places.columns):
-            total += factors[:, part] @ places.rows(numbers[part])
-        out += self.memory.download(total)
+        factors, numbers = self._uploaded_together(weights, ids)
+        first, *others = (
+            factors[:, part] @ places.rows(numbers[part])
+            for part in self._tiles(len(ids), places.columns)
+        )
+        for sums in others:
+            first += sums
+        out += self.memory.download(first)
+
+    def _uploaded_together(self, floats: _Floats, ids: _Ids) -> tuple[Tensor, Tensor]:
+        """Copies on the device, by one copy: to begin one takes longer than these bytes."""
+        both = self.memory.upload(np.concatenate((floats.reshape(-1).view(np.int32), ids)))
+        return both[: floats.size].view(torch.float32).view(floats.shape), both[floats.size :]
 
     def weighted_sum_rows_each(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
@@ -301,7 +309,7 @@ class TorchKernels(core.Kernels):
             self.memory.copied(rows[int(ids[start]) : int(ids[end - 1]) + 1])
             for start, end in _runs(ends)
         ]
-        return runs[0] if len(runs) == 1 else torch.cat(runs)
+        return _together(runs, 0)
 
     def _put(self, places: Tensor, ids: _Ids, rows: Tensor) -> None:
         """Rows on the device to places there by number."""
@@ -333,6 +341,11 @@ class _Places:
     def rows(self, numbers: Tensor) -> Tensor:
         """Those of some numbers, decoded: [n] to [n, columns]."""
         return decode(self._rows.index_select(0, numbers), self._dtype, self.columns)
+
+
+def _together(parts: list[Tensor], dimension: int) -> Tensor:
+    """Parts after one another; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dimension)
 
 
 def _whole_rows(raw: Tensor, nbytes: int) -> Tensor:

@@ -128,7 +128,8 @@ class TorchMemory:
             if int(status) == 0:
                 self._pinned.add(buffer.address)
                 return
-            self.pin_problem = f"cudaHostRegister of {format_bytes(buffer.nbytes)}: {status}"
+            words = runtime.cudaGetErrorString(status)
+            self.pin_problem = f"cudaHostRegister of {format_bytes(buffer.nbytes)}: {words}"
             # CUDA keeps the error, and the next kernel would be blamed for it.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self.device)
@@ -144,8 +145,9 @@ class TorchMemory:
     def report(self) -> dict[str, Any]:
         """What lies there, and what was copied.
 
-        `bytes_reserved_peak` is the most that torch held of the device for this process: with what
-        products take at once, and what is left between blocks; None where torch does not say.
+        `bytes_reserved_peak` is the most that torch held of the device for this process since this
+        memory was opened: with what products take at once, and what is left between blocks; None
+        where torch does not say.
         """
         peak = None
         if self.device.type == "cuda":

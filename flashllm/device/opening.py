@@ -53,11 +53,15 @@ def open_memory(device: torch.device, limit_bytes: int) -> TorchMemory:
         torch.zeros(1, device=device)
     except RuntimeError as error:
         raise UsageError(f"{device} cannot be used: {str(error).splitlines()[0]}") from error
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what nothing uses any longer does not count
+        torch.cuda.reset_peak_memory_stats(device)
     return TorchMemory(device, limit_bytes)
 
 
 def check_products(kernels: TorchKernels, dtypes: set[str]) -> None:
     """`UsageError` unless products in these encodings work, and are about the core's."""
+    check_precision(kernels.memory.device)
     random = np.random.default_rng(0)
     values = random.standard_normal(_ROWS * _COLUMNS).astype(np.float32)
     x = random.standard_normal((_VECTORS, _COLUMNS)).astype(np.float32)
@@ -86,6 +90,18 @@ def check_products(kernels: TorchKernels, dtypes: set[str]) -> None:
                 f" {advice}"
             )
     plain.close()
+
+
+def check_precision(device: torch.device) -> None:
+    """`UsageError` where torch lets CUDA round factors in f32.
+
+    Products of few numbers may be exact all the same, so that `check_products` would see nothing.
+    """
+    if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision not in ("ieee", "none"):
+        raise UsageError(
+            f"{device} would round factors in f32 to 10 bits, since TF32 is on; leave it off, which"
+            " is torch.set_float32_matmul_precision('highest'), or use --device none"
+        )
 
 
 def _check_cuda(name: str, number: str) -> None:

@@ -1,6 +1,7 @@
 """Models that lie on a device as far as it has room: each that torch has here, the CPU too.
 
-The oracle is the same model without a device. In f32 and f16 only the order of sums differs.
+The oracle is the same model without a device. With weights in f32 and f16 and keys and values in
+f32 only the order of sums differs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from tests.support.tiny import tiny
 
 PROMPT = [5, 17, 40, 8, 61, 33, 12, 9, 77, 50]
 TOKENS = (3, 7, 9, 3, 44, 90)
-FLOATS, GROUPS = 1e-5, 2e-3
-"""Of the largest logit; the core rounds vectors to 14 bits where weights are in groups."""
+FLOATS, ROUNDED, GROUPS = 1e-5, 1e-3, 2e-3
+"""Of the largest logit. Another order of sums differs by some 10^-6. Keys and values in f16 may
+then be rounded the other way, by 2^-10 of one, and the core rounds vectors to 14 bits where weights
+are in groups."""
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +74,29 @@ def placed_split(device: str, directory: Path, **options: Any) -> dict[str, int]
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "tolerance"),
+    ("kind", "dtype", "kv_dtype", "tolerance"),
     [
-        ("relu", "f32", FLOATS),
-        ("relu", "int4", GROUPS),
-        ("silu", "f16", FLOATS),
-        ("silu", "int8", GROUPS),
-        ("experts", "f16", FLOATS),
-        ("experts", "int4", GROUPS),
+        ("relu", "f32", "f32", FLOATS),
+        ("relu", "int4", "f16", GROUPS),
+        ("silu", "f16", "f32", FLOATS),
+        ("silu", "f16", "f16", ROUNDED),
+        ("silu", "int8", "f16", GROUPS),
+        ("experts", "f16", "f32", FLOATS),
+        ("experts", "int4", "f16", GROUPS),
     ],
 )
 def test_answers_are_near_those_without_a_device_at_any_split(
-    device: str, models: Callable[[str, str], Path], kind: str, dtype: str, tolerance: float
+    device: str,
+    models: Callable[[str, str], Path],
+    kind: str,
+    dtype: str,
+    kv_dtype: Any,
+    tolerance: float,
 ) -> None:
     directory = models(kind, dtype)
-    with open_model(directory) as model:
+    with open_model(directory, kv_dtype=kv_dtype) as model:
         expected, slots = logits_of(model.decoder), model.plan.split["slots"]
-    split = placed_split(device, directory)
+    split = placed_split(device, directory, kv_dtype=kv_dtype)
     base = split["workspace"]
     everything = sum(split.values())
     for nbytes, layers in (
@@ -96,7 +105,7 @@ def test_answers_are_near_those_without_a_device_at_any_split(
         (base + split["matrices"] + split["kv"] // 2, (0, 1)),
         (base + split["matrices"] // 2, (0, 0)),
     ):
-        with on_device(device, directory, nbytes) as model:
+        with on_device(device, directory, nbytes, kv_dtype=kv_dtype) as model:
             placed, plan = model.plan.device, model.plan
             assert placed is not None
             assert (placed.slot_layers, placed.kv_layers) == layers
@@ -143,13 +152,14 @@ def test_few_slots_on_the_device_are_filled_and_evicted(
     overlap: Any,
 ) -> None:
     directory = models(kind, "f32")
-    with on_device(device, directory, overlap=overlap) as model:
+    with on_device(device, directory, overlap=overlap, kv_dtype="f32") as model:
         whole = logits_of(model.decoder)
         assert model.plan.device is not None
         split = model.plan.device.split
     fewest = {"relu": 64, "experts": 2}[kind]
     give_few_slots(monkeypatch, fewest)
-    with on_device(device, directory, sum(split.values()), overlap=overlap) as model:
+    room = sum(split.values())
+    with on_device(device, directory, room, overlap=overlap, kv_dtype="f32") as model:
         assert model.plan.slots_per_layer == (fewest, fewest)
         decoder, counters = model.decoder, model.decoder.pool.counters
         found = logits_of(decoder)
@@ -272,4 +282,4 @@ def test_the_demo_answers_the_same(device: str, demo: Path) -> None:
         report = generation.report()
     assert generation.ids == expected
     assert report["device"]["realised"]["wg"] > 0.9
-    assert report["device"]["name"] == "cpu-torch"
+    assert report["device"]["name"] == device

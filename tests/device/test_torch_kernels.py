@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.device.kernels import TorchKernels
 from flashllm.device.memory import TorchMemory
-from flashllm.device.opening import check_products, find_device, open_memory
+from flashllm.device.opening import (
+    check_precision,
+    check_products,
+    find_device,
+    open_memory,
+)
 from flashllm.dtypes import DTYPES, row_bytes
 from flashllm.errors import DeviceFailed, OutOfMemory, UsageError
 
@@ -224,7 +229,9 @@ def test_a_buffer_that_cannot_be_locked_is_a_remark(
     buffer, other = core.Buffer(1 << 16), core.Buffer(1 << 16)
     memory.pin(buffer)
     memory.pin(buffer)  # which CUDA refuses
-    assert "cudaHostRegister of 64 KiB" in memory.report()["pin_problem"]
+    problem = memory.report()["pin_problem"]
+    assert problem.startswith("cudaHostRegister of 64.0 KiB: ")
+    assert "already" in problem
     check_products(both[1], set(DTYPES))  # and nothing else is blamed for it
     memory.pin(other)
     for one in (other, buffer):
@@ -267,15 +274,24 @@ def test_rounded_factors_are_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check_products(both[1], set(DTYPES))
-    if memory.device.type == "cuda":
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    else:  # the CPU has no TF32: ten bits, as it has
-        upload = memory.upload
-        monkeypatch.setattr(
-            memory, "upload", lambda array: upload(
-                (array.view(np.int32) + 4096 & -8192).view(np.float32)
-                if array.dtype == np.float32 else array
-            )
-        )  # fmt: skip
+    upload = memory.upload
+    monkeypatch.setattr(  # to ten bits, as TF32 does
+        memory, "upload", lambda array: upload(
+            (array.view(np.int32) + 4096 & -8192).view(np.float32)
+            if array.dtype == np.float32 else array
+        )
+    )  # fmt: skip
     with pytest.raises(UsageError, match=r"multiplies weights in f16 wrongly: .*If TF32 is on"):
         check_products(both[1], {"f16"})
+
+
+def test_factors_that_torch_lets_cuda_round_are_refused() -> None:
+    cuda = torch.device("cuda")  # which need not be there
+    check_precision(cuda)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(UsageError, match=r"cuda would round .* TF32 is on"):
+            check_precision(cuda)
+        check_precision(torch.device("cpu"))
+    finally:
+        torch.set_float32_matmul_precision("highest")
