@@ -95,7 +95,7 @@ def check_products(kernels: TorchKernels, dtypes: set[str]) -> None:
 def check_precision(device: torch.device) -> None:
     """`UsageError` where torch lets CUDA round factors in f32.
 
-    Products of few numbers may be exact all the same, so that `check_products` would see nothing.
+    Products with one vector are exact all the same: tokens may show nothing where a prompt does.
     """
     if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision not in ("ieee", "none"):
         raise UsageError(
