@@ -238,13 +238,14 @@ def test_more_tokens_read_what_they_need_once_slots_are_full(
             tmp_path / "model", prompt_neurons="selected", least=True
         )
         assert (plan.needed_tokens, plan.warm_needed_tokens) == (1, limit)
-        whole: list[int] = []
+        whole: list[object] = []
         expect = decoder.pool.expect
-        monkeypatch.setattr(
-            decoder.pool,
-            "expect",
-            lambda layers, whole=whole, expect=expect: (whole.append(1), expect(layers)),
-        )
+
+        def noted(layers: Any, whole: list[object] = whole, expect: Any = expect) -> None:
+            whole.append(layers)
+            expect(layers)
+
+        monkeypatch.setattr(decoder.pool, "expect", noted)
         with store:
             found[limit] = [decoder.prefill(IDS[:20])]
             assert len(whole) == 1, "slots are empty"
