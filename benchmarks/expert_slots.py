@@ -1,12 +1,15 @@
 """Whether layers of experts should have unequal slots: recorded routing, replayed.
 
-    python -m benchmarks.expert_slots RECORDED.csv.gz [--shares 0.06,0.12,0.24,0.4]
+    python -m benchmarks.expert_slots RECORDED.csv.gz [--shares 0.06,0.12,0.24,0.4] [--policies]
 
 The default policy decodes the second half of a recording with the same number of slots in all
 layers, and with slots allocated (`planning.slot_allocation`) by what the first half says, as they
 could be for a next run: by how experts returned, or by how often each was used. Allocated by the
 frequencies of the second half itself is what cannot be reached. The misses are those of the second
 half; the first one fills the slots.
+
+With `--policies` the slots are alike, and policies are compared: least recently used over all
+layers together, as others have it, the same layer by layer, and the default policy.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,8 @@ from flashllm.weight_cache.policies import make_policy
 NAME = "expert_slots"
 SHARES = "0.06,0.12,0.24,0.4"
 ALIKE, RETURNS, FREQUENCIES, KNOWN = "alike", "by returns", "by frequencies", "frequencies known"
+TOGETHER = "lru, all layers together"
+POLICIES = ("lru", DEFAULT_POLICY)
 WAYS = (ALIKE, RETURNS, FREQUENCIES, KNOWN)
 
 
@@ -100,10 +106,43 @@ def measure(recording: Recording, shares: Sequence[float]) -> list[dict[str, Any
     return found
 
 
-def _misses(recording: Recording, slots_per_layer: Sequence[int], half: int) -> int:
+def compare_policies(recording: Recording, shares: Sequence[float]) -> list[dict[str, Any]]:
+    """For each share of all experts, hits in the second half by each policy."""
+    n_layers, tokens, per_token = recording.sets.shape
+    half = tokens // 2
+    used = (tokens - half) * n_layers * per_token
+    found = []
+    for share in shares:
+        each = max(int(share * recording.n_experts), per_token)
+        missed = {TOGETHER: _misses_together(recording.sets, each * n_layers, half)} | {
+            name: _misses(recording, [each] * n_layers, half, name) for name in POLICIES
+        }
+        hits = {name: 1 - count / used for name, count in missed.items()}
+        found.append({"share": each / recording.n_experts, "slots": each, "hits": hits})
+    return found
+
+
+def _misses_together(sets: Sets, slots: int, half: int) -> int:
+    """Those of one list of the experts of all layers, of which the least recently used goes."""
+    held: OrderedDict[tuple[int, int], None] = OrderedDict()
+    missed = 0
+    for token in range(sets.shape[1]):
+        for layer, experts in enumerate(sets[:, token].tolist()):
+            for expert in experts:
+                missed += token >= half and (layer, expert) not in held
+                held[layer, expert] = None
+                held.move_to_end((layer, expert))
+                if len(held) > slots:
+                    held.popitem(last=False)
+    return missed
+
+
+def _misses(
+    recording: Recording, slots_per_layer: Sequence[int], half: int, name: str = DEFAULT_POLICY
+) -> int:
     total = 0
     for layer, slots in zip(recording.sets, slots_per_layer, strict=True):
-        policy = make_policy(DEFAULT_POLICY, recording.n_experts, DEFAULT_WINDOW)
+        policy = make_policy(name, recording.n_experts, DEFAULT_WINDOW)
         total += sum(misses(list(layer), recording.n_experts, slots, policy)[half:])
     return total
 
@@ -114,14 +153,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("recording", type=Path, metavar="CSV", help="recorded routing of experts")
     shares = f"of all experts that have slots ({SHARES})"
     parser.add_argument("--shares", default=SHARES, help=shares)
+    parser.add_argument("--policies", action="store_true", help="compare policies instead")
     options = parser.parse_args(arguments)
     recording = read_recording(options.recording)
-    rows = measure(recording, [float(share) for share in options.shares.split(",")])
-    cells = [["slots a layer", "share", *WAYS, "least and most"]]
+    compare = compare_policies if options.policies else measure
+    rows = compare(recording, [float(share) for share in options.shares.split(",")])
+    ways = (TOGETHER, *POLICIES) if options.policies else WAYS
+    cells = [["slots a layer", "share", *ways, *([] if options.policies else ["least and most"])]]
     for row in rows:
-        hits = (f"{row['hits'][name]:.1%}" for name in WAYS)
-        least, most = row["spread"]
-        cells.append([str(row["slots"]), f"{row['share']:.1%}", *hits, f"{least} to {most}"])
+        hits = [f"{row['hits'][name]:.1%}" for name in ways]
+        spread = (
+            [f"{least} to {most}" for least, most in [row["spread"]]] if "spread" in row else []
+        )
+        cells.append([str(row["slots"]), f"{row['share']:.1%}", *hits, *spread])
     print(markdown(cells))
     header = run_header(None, {"recording": recording.name, "policy": DEFAULT_POLICY})
     print(json.dumps({"header": header, "complete": True, "rows": rows}))

@@ -96,17 +96,6 @@ class PagePlan:
     """The most that the scratch file takes; 0 where all pages fit into DRAM."""
 
 
-def flash_bytes_a_token(spec: ModelSpec, dtype: KvDType, plan: PagePlan, tokens: int) -> int:
-    """Bytes that full attention reads from flash for one token after so many, of one context."""
-    shape = PageShape.of(spec, dtype)
-    here, pages = plan.slots // shape.block_pages, 0  # the last ones of each layer and head
-    for layer in range(spec.n_layers):
-        window = spec.attention_window(layer)
-        seen = shape.blocks(min(tokens, window) if window else tokens)
-        pages += max(seen - here, 0) * shape.kv_heads
-    return pages * shape.page_bytes
-
-
 _PAGE_RECORD_BYTES = 4 + 1 + 8
 """Of each page: its slot, whether it is on flash, two checksums."""
 _SLOT_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 8
@@ -161,6 +150,11 @@ def pages_memory(spec: ModelSpec, context: int, contexts: int, dtype: KvDType, s
 SAMPLE_TOKENS = 64
 """The first tokens of a context, whose queries and keys choose the columns of an index. Contexts
 that are no longer need none: all of their tokens are attended to."""
+
+
+def tokens_max(tokens: int, share: float) -> int:
+    """The most tokens that may be fetched of so many."""
+    return max(1, int(share * tokens))
 
 
 def column_count(ratio: float, head_dim: int) -> int:

@@ -165,7 +165,9 @@ class PagedKvCache(SeesEverything):
         if positions is None or not self.pool.overlaps:
             return
         blocks = [np.unique(own // self._shape.tokens).astype(np.int64) for own in positions]
-        if self._fit(blocks):
+        # Once the layer's own queries are known there may be as many again. If they did not fit
+        # all would be read, and these in vain.
+        if self._fit(blocks + blocks):
             self._prefetched[layer] = self.fetch(layer, blocks)
 
     def attend_to(

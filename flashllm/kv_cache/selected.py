@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm.kv_cache.fetch_counts import FetchCounts
+from flashllm.kv_cache.page_reads import MEASURED_LONG_TOKENS, MEASURED_ONE_IN
 from flashllm.kv_cache.protocol import KeysValues, SelectableRows
 from flashllm.kv_cache.recall_control import RecallControl, recall_of
 from flashllm.kv_cache.speculative_fetch import FLOOR_TOKENS, Positions
@@ -17,8 +18,6 @@ from flashllm.kv_cache.token_policies import TokenPolicy
 
 _SCATTER, _SCATTER_BITS = 0x9E3779B1, 13
 """Multiplied with a token's number, the bits from the latter on look like chance."""
-_LONG_TOKENS, _LONG_STEPS = 4096, 4
-"""Behind so many tokens one in so many is measured: a head's keys are much to read from flash."""
 
 
 class SelectedCache:
@@ -172,10 +171,13 @@ class SelectedCache:
         layers = self.policy.layers
         # The same one of the same token, always, and in no step with what repeats in a text.
         scattered = tokens * _SCATTER >> _SCATTER_BITS
-        steps = _LONG_STEPS if tokens > _LONG_TOKENS else 1
+        steps = MEASURED_ONE_IN if tokens > MEASURED_LONG_TOKENS else 1
         drawn, step = divmod(scattered % (len(layers) * self._kv_heads * steps), steps)
         sampled, head = divmod(drawn, self._kv_heads)
-        return head if layer == layers[sampled] and step == 0 else None
+        if layer != layers[sampled]:
+            return None
+        owes = self._control is not None and self._control.owes(layer)
+        return head if step == 0 or owes else None
 
     def _count(self, tokens: int, positions: Positions | None) -> None:
         counts, fetched = self.counts, tokens if positions is None else positions.shape[1]

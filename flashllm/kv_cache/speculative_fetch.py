@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.kv_cache.layout import SAMPLE_TOKENS
+from flashllm.kv_cache.layout import SAMPLE_TOKENS, tokens_max
 from flashllm.kv_cache.partial_index import PartialIndex
 from flashllm.kv_cache.recall_control import RecallControl
 
@@ -28,11 +28,6 @@ DEFAULT_ALPHA = 4.0
 DEFAULT_SHARE_MAX = 0.2
 FLOOR_TOKENS = SAMPLE_TOKENS
 """A context of no more tokens is attended to as a whole."""
-
-
-def tokens_max(tokens: int, share: float) -> int:
-    """The most tokens that may be fetched of so many."""
-    return max(1, int(share * tokens))
 
 
 def below_best(scores: Floats, kv_heads: int) -> Floats:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.kv_cache.layout import SAMPLE_TOKENS
+from flashllm.kv_cache.layout import SAMPLE_TOKENS, tokens_max
 from flashllm.kv_cache.partial_index import PartialIndex
 from flashllm.kv_cache.pool import LimitedPool
 from flashllm.kv_cache.recall_control import RecallControl
@@ -22,7 +22,6 @@ from flashllm.kv_cache.speculative_fetch import (
     SpeculativeFetch,
     below_best,
     best_positions,
-    tokens_max,
 )
 
 _BLOCK_TOKENS = 16

@@ -6,6 +6,7 @@ ascending order of experts, whatever arrives first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,7 +200,9 @@ def gated(spec: ModelSpec, both: _Floats) -> _Floats:
         up = np.clip(up, -np.float32(experts.gate_limit), np.float32(experts.gate_limit))
     if experts.up_offset:
         up = up + np.float32(experts.up_offset)
-    return activate_each(spec, gate, experts.gate_slope) * up
+    hidden = activate_each(spec, gate, experts.gate_slope)
+    hidden *= up
+    return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +229,20 @@ class Stride:
         return ids
 
 
-@dataclass(frozen=True, slots=True)
 class ExpertTiles:
     """Adds a layer's experts to the outputs of tokens, each with the tokens that chose it."""
 
-    experts: Experts
-    x: Tensor  # [tokens, d_model]
-    weights: _Floats  # [tokens, n_experts], zero where not chosen
+    def __init__(self, experts: Experts, x: Tensor, weights: _Floats) -> None:
+        """For `x` [tokens, d_model]; `weights` [tokens, n_experts] are zero where not chosen."""
+        self.weights = weights
+        self._experts = experts
+        self._vectors: _Floats = x.numpy()
+        # All pairs of an expert and a token, expert by expert, of each in order of tokens.
+        chosen, self._tokens = np.nonzero(weights.T)
+        self._of_pair: _Floats = weights[self._tokens, chosen][:, None]
+        counts = np.bincount(chosen, minlength=weights.shape[1])
+        self._counts: list[int] = counts.tolist()
+        self._ends: list[int] = np.cumsum(counts).tolist()
 
     @property
     def tile(self) -> int:
@@ -242,21 +252,41 @@ class ExpertTiles:
     def add(self, tile: Block, out: Tensor) -> Tensor:
         """Adds the experts of a tile to `out`; their weights [tokens, experts]."""
         ids, positions, rows = tile.parts()
-        vectors: _Floats = self.x.numpy()
         sums: _Floats = out.numpy()
-        number, tokens = np.nonzero(self.weights[:, ids].T)  # expert by expert, each in order
-        if not len(number):  # all tokens chose others
-            return torch.from_numpy(self.weights[:, tile.columns])
-        if len(number) <= PAIRS_AN_EXPERT * len(set(number.tolist())):
-            shares = self.experts.of_pairs(rows, positions[number], vectors[tokens])
-            if shares is not None:
-                shares *= self.weights[tokens, ids[number]][:, None]
-                for token, share in zip(tokens.tolist(), shares, strict=True):
-                    sums[token] += share
-                return torch.from_numpy(self.weights[:, tile.columns])
-        for expert, position in zip(ids.tolist(), positions.tolist(), strict=True):
-            tokens = np.flatnonzero(self.weights[:, expert])
-            if len(tokens):
-                shares = self.experts.of_tokens(rows, position, vectors[tokens])
-                sums[tokens] += shares * self.weights[tokens, expert][:, None]
+        here = [
+            (expert, position)
+            for expert, position in zip(ids.tolist(), positions.tolist(), strict=True)
+            if self._counts[expert]
+        ]
+        pairs = sum(self._counts[expert] for expert, _ in here)
+        if pairs > PAIRS_AN_EXPERT * len(here) or not self._add_pairs(here, rows, sums):
+            for expert, position in here:
+                own = self._own(expert)
+                tokens = self._tokens[own]
+                shares = self._experts.of_tokens(rows, position, self._vectors[tokens])
+                shares *= self._of_pair[own]
+                sums[tokens] += shares
         return torch.from_numpy(self.weights[:, tile.columns])
+
+    def _own(self, expert: int) -> slice:
+        """The pairs of an expert."""
+        end = self._ends[expert]
+        return slice(end - self._counts[expert], end)
+
+    def _add_pairs(
+        self, here: Sequence[tuple[int, int]], rows: NDArray[np.uint8], sums: _Floats
+    ) -> bool:
+        """Adds experts and where they are in `rows`, all pairs at once; whether that was done."""
+        if not here:  # all tokens chose others
+            return True
+        numbers = [self._own(expert) for expert, _ in here]
+        tokens = np.concatenate([self._tokens[own] for own in numbers])
+        counts = [self._counts[expert] for expert, _ in here]
+        positions = np.repeat(np.array([at for _, at in here], dtype=np.int32), counts)
+        shares = self._experts.of_pairs(rows, positions, self._vectors[tokens])
+        if shares is None:
+            return False
+        shares *= np.concatenate([self._of_pair[own] for own in numbers])
+        for token, share in zip(tokens.tolist(), shares, strict=True):
+            sums[token] += share
+        return True

@@ -101,12 +101,12 @@ class FeedForwardPrefill:
             tails, uses = [], []
             fills = self._pool.free_slots(layer) > 0
             for tile in block.pieces(tiles.tile):
-                used = tiles.add(tile, out)
-                tails.append(used[len(out) - keep_tokens :])
+                used: _Floats = tiles.add(tile, out).numpy()
+                tails.append(used[len(out) - keep_tokens :] != 0)
                 if fills:
-                    uses.append(np.count_nonzero(used.numpy(), axis=0))
+                    uses.append(np.count_nonzero(used, axis=0))
             if keep_tokens:
-                self._keep(layer, block, torch.cat(tails, dim=1), len(out))
+                self._keep(layer, block, np.concatenate(tails, axis=1), len(out))
             if fills:
                 self._fill(layer, block, np.concatenate(uses))
         if tap is not None and margins is not None:
@@ -276,10 +276,14 @@ class FeedForwardPrefill:
     def _read_by_selector(self, inputs: LayerInputs) -> Tensor:
         return inputs.ffn if self.selector is None else inputs.of(self.selector.reads)
 
-    def _keep(self, layer: int, block: Block, tail: Tensor, tokens: int) -> None:
-        """Copy a block's bundles that the last tokens used into the pool; `tail`: their outputs."""
-        active = (tail != 0).numpy()  # [kept tokens, bundles]
+    def _keep(self, layer: int, block: Block, active: NDArray[np.bool_], tokens: int) -> None:
+        """Copy a block's bundles that the last tokens used into the pool.
+
+        `active` [kept tokens, bundles] says which of them used which.
+        """
         used = np.flatnonzero(active.any(axis=0))
+        if not len(used):
+            return
         ids = (used + block.first).astype(np.int32)
         last_token = self._pool.token + tokens - 1
         kept, positions, pool_rows = self._pool.seed(layer, ids, active[:, used], last_token)

@@ -7,7 +7,7 @@ section 2.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from flashllm.model.activations import sigmoid
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Open, Vector
 from flashllm.model.layer_inputs import Reads
 from flashllm.spec import ModelSpec, MoeSpec
+
+Routed = Callable[[int, Vector], None]
+"""Called with a layer's number and the weights of its experts for some tokens."""
 
 
 class SelectRouted:
@@ -36,6 +39,8 @@ class SelectRouted:
         self._biases = [_floats(resident, f"{name}{ROUTER_BIAS}") for name in names]
         self._choice_biases = [_floats(resident, f"{name}{CHOICE_BIAS}") for name in names]
         self._kernels = kernels
+        self.observer: Routed | None = None
+        """Who is told of each choice."""
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
         """The chosen experts; layers are counted from the first that has any."""
@@ -59,7 +64,10 @@ class SelectRouted:
 
         Zero for those that are not chosen.
         """
-        return routed(self._experts, self._logits(layer, x), self._choice_biases[layer])
+        weights = routed(self._experts, self._logits(layer, x), self._choice_biases[layer])
+        if self.observer is not None:
+            self.observer(layer, weights)
+        return weights
 
     def _logits(self, layer: int, x: Vector) -> Vector:
         router = self._routers[layer]

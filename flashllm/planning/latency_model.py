@@ -15,7 +15,8 @@ from typing import Any
 
 from flashllm.hardware.curves import MachineRates
 from flashllm.hardware.machine_profile import Profile
-from flashllm.kv_cache.layout import flash_bytes_a_token
+from flashllm.kv_cache.layout import PageShape
+from flashllm.kv_cache.page_reads import flash_reads_a_token
 from flashllm.planning.cost_model import (
     DramBytes,
     DramSeconds,
@@ -159,12 +160,19 @@ def expect(
         prompts = clock.prompts(moved)
     words = activity.assumed if activity is not None else ""
     prefetch = model.prefetch if speculative else None
-    kv_bytes, kv_seconds = 0, None
+    kv_bytes, kv_seconds = 0, None if profile is None else 0.0
     if plan.kv_pages is not None:
-        kv_bytes = flash_bytes_a_token(spec, plan.kv_dtype, plan.kv_pages, plan.context)
-    if profile is not None:
-        rate = profile.throughput(MAX_READ_BYTES, KV_READS) * flash_speed
-        kv_seconds = kv_bytes / rate
+        pages = flash_reads_a_token(
+            spec, plan.kv_dtype, plan.kv_pages, plan.context, plan.kv_selection
+        )
+        kv_bytes = pages.total
+        if profile is not None:
+            page_bytes = PageShape.of(spec, plan.kv_dtype).page_bytes
+            in_order, scattered = (
+                profile.throughput(read_bytes, KV_READS) * flash_speed
+                for read_bytes in (MAX_READ_BYTES, page_bytes)
+            )
+            kv_seconds = pages.in_order / in_order + pages.scattered / scattered
     return TokenEstimate(
         traffic, moved, prompt_tokens, prompt_tokens, token, first, prompts, words, prefetch,
         kv_bytes, kv_seconds,

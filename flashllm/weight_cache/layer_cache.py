@@ -212,6 +212,8 @@ class LayerCache:
         self._policy.seed(index, used, last_token)
         table = self._table
         fresh = np.flatnonzero(table.slot_of[index] < 0)
+        if not len(fresh):
+            return fresh, NO_IDS
         values = self._policy.values(index[fresh], last_token)
         # Among equals by position, so that the outcome is reproducible.
         order = np.argsort(-values, kind="stable")

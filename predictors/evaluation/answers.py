@@ -28,6 +28,7 @@ def answer_all(
         kv_dtype=model.decoder.kv_dtype,
         kv_memory=model.seen.kv_memory,
         kv_dir=model.seen.kv_dir,
+        kv_victims=model.seen.kv_victims,
         verify=model.verify,
     )
     ways = {"dense": full}

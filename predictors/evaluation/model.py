@@ -108,6 +108,7 @@ class EvaluatedModel:
             kv_dtype=kv_dtype,
             kv_memory=seen.kv_memory,
             kv_dir=seen.kv_dir,
+            kv_victims=seen.kv_victims,
             verify=verify,
             memory=memory,
             application_bytes=evaluation_bytes(store.spec, stride),

@@ -6,7 +6,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from flashllm.convert import convert
 from flashllm.convert.families.known_shapes import describe_shape
 
 from flashllm.bench.prompt import machine as prompt_machine
@@ -17,6 +19,7 @@ from flashllm.bench.tokens import machine_rates
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import UsageError
 from flashllm.planning.cost_model import ResidentBytes
+from tests.support.tiny import tiny
 from tests.support.token_fakes import FakeProbe
 
 RATES = PromptRates(2e9, 1e10, 4e10, 8e10)
@@ -70,6 +73,26 @@ def test_what_is_missing_is_what_has_no_slot(sparse_model: Path) -> None:
     assert found.bytes_missing == round(0.75 * bundles) * whole.info.bundle_stride_bytes
 
 
+def test_of_experts_a_prompt_needs_those_that_its_tokens_chose(tmp_path: Path) -> None:
+    sizes = {"num_experts": 16, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+    tiny("qwen3_moe", moe_intermediate_size=32, **sizes).save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "model")
+    ids = [7, 30, 31]
+    chosen: set[tuple[int, int]] = set()
+
+    def add(layer: int, of_tokens: list[Any]) -> None:
+        chosen.update((layer, int(expert)) for expert in np.concatenate(of_tokens))
+
+    with open_model(tmp_path / "model") as model:
+        stride = model.info.bundle_stride_bytes
+        cold, warm = measure(model, iter(ids * 2), [3], rounds=1)
+        list(model.decoder.logits_blocks(ids, "selected", chosen=add))
+        bundles = model.info.spec.bundled_layers * model.info.spec.bundles_per_layer
+    assert 0 < len(chosen) < bundles
+    assert cold.bytes_needed == cold.bytes_missing == cold.bytes_read == len(chosen) * stride
+    assert (warm.bytes_needed, warm.bytes_missing) == (len(chosen) * stride, 0)
+
+
 def test_a_stop_ends_it_between_two_prompts(model: Model) -> None:
     stops = iter([False, False, True])
     found = list(measure(model, random_ids(100), [3], 5, lambda: next(stops)))
@@ -99,14 +122,14 @@ def test_random_ids_are_the_same_each_time_and_in_the_vocabulary() -> None:
     ],
 )
 def test_the_bound_by_hand(tokens: int, missing: int, expected: dict[str, float]) -> None:
-    assert bound_ns(WEIGHTS, RATES, tokens, missing) == pytest.approx(expected)
+    assert bound_ns(WEIGHTS, RATES, tokens, missing, 4_000_000_000) == pytest.approx(expected)
 
 
 def test_without_a_rate_of_flash_the_others_are_the_bound() -> None:
     unknown = PromptRates(None, 1e10, 4e10, 8e10)
-    assert bound_ns(WEIGHTS, unknown, 1, 5)["flash"] is None
-    assert bound_ns(WEIGHTS, unknown, 1, 0)["flash"] == 0
-    runs = [PromptRun(0, 100, "cold", 10**10, 3, 3, None)]
+    assert bound_ns(WEIGHTS, unknown, 1, 5, 9)["flash"] is None
+    assert bound_ns(WEIGHTS, unknown, 1, 0, 9)["flash"] == 0
+    runs = [PromptRun(0, 100, "cold", 10**10, 3, 3, 3, None)]
     (row,) = report_rows(runs, WEIGHTS, unknown)
     assert (row["binds"], row["flash_ns"]) == ("products", None)
     assert row["bound_share"] == pytest.approx(0.625)
@@ -114,7 +137,7 @@ def test_without_a_rate_of_flash_the_others_are_the_bound() -> None:
 
 def test_rows_have_medians_in_order() -> None:
     runs = [
-        PromptRun(number, tokens, kind, wall * 10**9, nbytes, nbytes, None)
+        PromptRun(number, tokens, kind, wall * 10**9, nbytes, 400, nbytes, None)
         for number, (wall, nbytes) in enumerate([(9, 100), (2, 300), (4, 200)])
         for tokens in (64, 8)
         for kind in ("warm", "cold")
@@ -139,12 +162,12 @@ def test_silent_neurons_leave_out_their_down_rows(model: Model) -> None:
 
 
 def test_a_token_is_multiplied_with_the_experts_that_it_chose() -> None:
-    """All of them move through memory."""
+    """Those that any token chose move through memory."""
     spec = describe_shape("qwen3-30b-a3b")
     weights = PromptWeights.of(spec, None)
     assert weights.bundle_bytes == 48 * 128 * spec.bundle_bytes
-    found = bound_ns(weights, RATES, 64, 0)
-    assert found["DRAM"] == 1e9 * (weights.resident_bytes + weights.bundle_bytes) / 1e10
+    found = bound_ns(weights, RATES, 64, 0, 5e9)
+    assert found["DRAM"] == 1e9 * (weights.resident_bytes + 5e9) / 1e10
     multiplied = weights.resident_bytes / 4e10 + 48 * 8 * spec.bundle_bytes / 8e10
     assert found["products"] == pytest.approx(64e9 * multiplied)
 

@@ -10,7 +10,10 @@ import pytest
 from benchmarks.expert_slots import (
     ALIKE,
     FREQUENCIES,
+    POLICIES,
+    TOGETHER,
     activity_of,
+    compare_policies,
     frequency_curves,
     main,
     measure,
@@ -32,6 +35,15 @@ def test_slots_go_where_experts_differ() -> None:
     assert (row["slots"], row["spread"]) == (7, (2, 12))
     assert row["hits"][FREQUENCIES] == 1.0
     assert 0.5 <= row["hits"][ALIKE] < 0.9
+
+
+def test_one_list_for_all_layers_misses_all_below_a_cycle() -> None:
+    """Six slots a layer: layer 0 needs two, and twelve pass through layer 1 in turn."""
+    small, large = compare_policies(Recording("test", uneven(), EXPERTS), [0.375, 0.45])
+    assert small["hits"][TOGETHER] == 0.5, "12 slots, 14 experts in turn: what layer 0 needs"
+    assert large["hits"][TOGETHER] == 1.0, "14 slots"
+    assert small["hits"]["lru"] == large["hits"]["lru"] == 0.5
+    assert all(0.5 <= row["hits"][name] < 1.0 for row in (small, large) for name in POLICIES)
 
 
 def test_what_is_learnt_by_hand() -> None:
@@ -57,3 +69,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "recorded.csv").write_text("\n".join(lines))
     assert main([str(tmp_path / "recorded.csv"), "--shares", "0.6"]) == 0
     assert "| 7 |" in capsys.readouterr().out
+    assert main([str(tmp_path / "recorded.csv"), "--shares", "0.6", "--policies"]) == 0
+    assert "| 7 | 58.3% | 100.0% | 50.0% |" in capsys.readouterr().out

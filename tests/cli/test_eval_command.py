@@ -271,3 +271,10 @@ def test_a_policy_of_keys_and_values_is_a_mode(capsys, sparse_model, text):
     few = next(line for line in shown.splitlines() if line.startswith("infinigen "))
     assert float(few.split()[2]) != 1.0
     assert "kv-recall is 1" in refused(capsys, sparse_model, *start, "--kv-recall", "1")
+    # Which of them leave memory first is nothing that an answer depends on.
+    modes = [
+        evaluated(capsys, sparse_model, *start, *given)["text"]["modes"]
+        for given in ([], ["--kv-memory", "128KiB", "--kv-victims", "counter"])
+    ]
+    assert modes[0] == modes[1]
+    assert "expected one of fifo" in refused(capsys, sparse_model, *start, "--kv-victims", "some")

@@ -16,12 +16,12 @@ from flashllm.errors import MemoryCeilingTooSmall, NotEnoughSpace, ReadFailed, U
 from flashllm.flash.manifest import read_manifest
 from flashllm.kv_cache.layout import (
     PageShape,
-    flash_bytes_a_token,
     kv_bytes,
     plan_pages,
     score_bytes,
 )
 from flashllm.kv_cache.page_pool import PagePool
+from flashllm.kv_cache.page_reads import FlashReads, flash_reads_a_token
 from flashllm.library.open import open_model as open_by_name
 from flashllm.model.decoder import Decoder
 from flashllm.options import ModelOptions
@@ -146,8 +146,8 @@ def test_a_token_reads_what_has_no_slots() -> None:
     here = plan.slots // shape.block_pages
     assert 0 < here < 32
     expected = (32 - here) * shape.block_pages * shape.page_bytes
-    assert flash_bytes_a_token(SPEC, "f16", plan, 512) == expected
-    assert flash_bytes_a_token(SPEC, "f16", plan, here * 16) == 0
+    assert flash_reads_a_token(SPEC, "f16", plan, 512) == FlashReads(expected, 0)
+    assert flash_reads_a_token(SPEC, "f16", plan, here * 16) == FlashReads(0, 0)
 
 
 def test_limits_that_make_no_sense(sparse_model: Path, tmp_path: Path) -> None:

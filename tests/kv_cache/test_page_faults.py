@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from flashllm import core
 from flashllm.errors import CannotCreate, FlashllmError, NotEnoughSpace, ReadFailed
@@ -32,11 +33,19 @@ FAULTS = {
 }
 
 
+CHOSEN = np.array([[3, 20], [5, 25]], np.int32)
+"""Of each key head, in pages that have left: the first is known ahead."""
+
+
+def first_chosen(head: int, _scores: object) -> np.ndarray:
+    return CHOSEN[head]
+
+
 class Run:
     """The same tokens in one piece and in pages, most of which are on flash."""
 
-    def __init__(self, directory: Path, tokens: int = 150) -> None:
-        self.pool = PagePool(PageShape.of(SHAPE, "f16"), plan_of("f16", LEAST), [directory])
+    def __init__(self, directory: Path, tokens: int = 150, slots: int = LEAST) -> None:
+        self.pool = PagePool(PageShape.of(SHAPE, "f16"), plan_of("f16", slots), [directory])
         self.pages = PagedKvCache(SHAPE, CONTEXT, "f16", core.Kernels(2), self.pool)
         self.whole = KvCache(SHAPE, CONTEXT, "f16", core.Kernels(2))
         self.sequence = Sequence(1)
@@ -46,6 +55,18 @@ class Run:
         """Equal bits of so many tokens more; where one is refused, neither goes on."""
         found = self.sequence.step(self.pages, tokens) if tokens else []
         assert same(found, self.sequence.step(self.whole, tokens) if tokens else [])
+
+    def chosen_step(self) -> None:
+        """Equal bits of a token that sees few, fetched ahead and late, then chosen by scores."""
+        own = slice(self.pages.length, self.pages.length + 1)
+        query, both = self.sequence.query[own], (self.pages, self.whole)
+        for layer in range(2):
+            for cache in both:
+                cache.append(layer, *self.sequence.rows[layer, :, :, own])
+            self.pages.prefetch(layer, CHOSEN[:, :1])
+            assert torch.equal(*(one.attend_to(layer, query, CHOSEN, 0.2) for one in both))
+            found = (one.attend_by_scores(layer, query, first_chosen, 0.2) for one in both)
+            assert torch.equal(*found)
 
     @property
     def file(self) -> Any:
@@ -72,9 +93,9 @@ def runs(tmp_path: Path) -> Iterator[Callable[[], Run]]:
 
 
 def outcome(run: Run, tokens: int = 1) -> FlashllmError | None:
-    """Equal bits, or the error."""
+    """Equal bits, or the error; of 0 tokens that of one that sees few."""
     try:
-        run.step(tokens)
+        run.step(tokens) if tokens else run.chosen_step()
     except FlashllmError as error:
         return error
     return None
@@ -100,6 +121,29 @@ def test_a_read_that_fails(
         run.step(1)
         if fault in ("delay", "EINVAL"):  # the latter changes the file for good
             break
+
+
+@pytest.mark.parametrize("for_ever", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fetch_of_chosen_pages_that_fails(
+    reads: FaultyReads, tmp_path: Path, fault: str, for_ever: bool
+) -> None:
+    """Ahead, late, or keys and values by themselves."""
+    kind = FAULTS[fault]
+    expected = kind.for_ever if for_ever else kind.once
+    for nth in (1, 4, 6):
+        run = Run(tmp_path, slots=28)
+        try:
+            assert (run.pool.slots(run.pool.pages(0, np.array([0, 1]))) < 0).all()
+            reads.arm(kind.code, nth, for_ever=for_ever)
+            error = outcome(run, 0)
+            assert reads.disarm()
+            assert type(error) is (expected or type(None)), error
+            assert run.pages.is_damaged == (error is not None)
+            run.chosen_step()  # the token is computed anew
+            run.step(1)
+        finally:
+            run.pool.close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])

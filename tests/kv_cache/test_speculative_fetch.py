@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flashllm.dtypes import row_bytes
-from flashllm.kv_cache.layout import column_count
+from flashllm.kv_cache.layout import column_count, tokens_max
 from flashllm.kv_cache.partial_index import choose_columns, query_sizes
 from flashllm.kv_cache.recall_control import ALPHA_MAX, ALPHA_MIN, RecallControl, recall_of
 from flashllm.kv_cache.speculative_fetch import (
@@ -16,7 +16,6 @@ from flashllm.kv_cache.speculative_fetch import (
     below_best,
     best_positions,
     fetch_count,
-    tokens_max,
 )
 
 
@@ -146,9 +145,12 @@ def test_recall_by_hand() -> None:
 
 @pytest.mark.parametrize("spread", [1.5, 4.0])
 def test_alpha_is_steered_to_the_recall_wanted(spread: float) -> None:
-    """Keys that are nearly alike need a large alpha, keys far apart a small one."""
+    """Keys that are nearly alike need a large alpha, keys far apart a small one.
+
+    The mean of all tokens is as wanted, with those during which alpha was far too small.
+    """
     generator = np.random.default_rng(7)
-    control = RecallControl(2, 4.0, 0.9)
+    control = RecallControl(2, 0.5, 0.9)
     found = []
     for token in range(400):
         scores = generator.normal(0, spread, (2, 300)).astype(np.float32)
@@ -156,9 +158,11 @@ def test_alpha_is_steered_to_the_recall_wanted(spread: float) -> None:
         count = fetch_count(distances, control.alpha(1), 299)
         found.append(recall_of(scores, best_positions(distances, count)[0]))
         control.learn(1, token, found[-1])
+    assert found[0] < 0.5
+    assert np.mean(found) == pytest.approx(0.9, abs=0.002)
     assert np.mean(found[200:]) == pytest.approx(0.9, abs=0.01)
     assert ALPHA_MIN <= control.alpha(1) <= ALPHA_MAX
-    assert control.alpha(0) == 4.0
+    assert control.alpha(0) == 0.5
 
 
 def test_what_tokens_taught_goes_with_them() -> None:

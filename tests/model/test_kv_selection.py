@@ -16,6 +16,7 @@ from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.kv_cache.layout import plan_pages, selection_bytes, skewing_bytes
+from flashllm.kv_cache.page_reads import flash_reads_a_token
 from flashllm.kv_cache.selected import SelectedCache
 from flashllm.model.decoder import Decoder
 from flashllm.options import KvSelection
@@ -154,3 +155,38 @@ def test_the_plan_has_room_for_what_chooses(grouped: Path) -> None:
 def test_settings_out_of_range(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         KvSelection(**changes)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for contexts of many pages."""
+    root = tmp_path_factory.mktemp("long")
+    shape = {"num_key_value_heads": 2, "intermediate_size": 32, "hidden_size": 32, "head_dim": 16}
+    model = tiny("qwen3", num_hidden_layers=4, max_position_embeddings=1100, **shape)
+    model.save_pretrained(root / "source")
+    convert(root / "source", root / "model")
+    return root / "model"
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1])
+def test_the_plan_says_what_is_read_from_flash(long: Path, share: float) -> None:
+    """Against a run whose choice fills its budget: so few that they stay, and more than can."""
+    selection = KvSelection("infinigen", share, alpha=100.0, recall=0.0, start_layer=1)
+    ids = np.random.default_rng(5).integers(3, 97, 1050).tolist()
+    given = options_of(selection)
+    decoder, plan, store = load_decoder(long, context=1100, kv_memory=330_000, **given)
+    with store:
+        decoder.prefill(ids[:1000])
+        pool, read = decoder.kv_pool, []
+        assert pool is not None
+        for token in ids[1000:]:
+            decoder.decode(token)
+            read.append(pool.report()["bytes_read"])
+    assert plan.kv_pages is not None
+    expected = [
+        flash_reads_a_token(decoder.spec, plan.kv_dtype, plan.kv_pages, 1040, chosen).total
+        for chosen in (selection, KvSelection())
+    ]
+    assert (read[-1] - read[29]) / 20 == pytest.approx(expected[0], rel=0.2)
+    # Where they cannot stay, all are read, and a head's keys once more to measure the choice.
+    assert (expected[0] < 0.7 * expected[1]) == (share == 0.02)

@@ -1,8 +1,9 @@
 """What prompts took, and the bound: the longest of what disk, memory and processor must do.
 
-The disk reads each feed-forward weight that is not in memory once, in order. Memory gives all
-weights once. The processor multiplies each weight with each token; of models whose neurons fall
-silent, the down rows of silent ones are left out. Pure; the caller brings the rates.
+The disk reads each feed-forward weight that is needed and not in memory once, in order. Memory
+gives what is needed once; experts that no token chose are not. The processor multiplies each weight
+with each token, an expert with those that chose it; of models whose neurons fall silent, the down
+rows of silent ones are left out. Pure; the caller brings the rates.
 """
 
 from __future__ import annotations
@@ -61,15 +62,22 @@ class PromptWeights:
 
 
 def bound_ns(
-    weights: PromptWeights, rates: PromptRates, tokens: int, bytes_missing: int
+    weights: PromptWeights,
+    rates: PromptRates,
+    tokens: int,
+    bytes_missing: int,
+    bytes_needed: float,
 ) -> dict[str, float | None]:
-    """Times by what they are spent on, in ns; that of flash is None where it is unknown."""
+    """Times by what they are spent on, in ns; that of flash is None where it is unknown.
+
+    `bytes_needed` are those of bundles, of which `bytes_missing` have to be read.
+    """
     flash = rates.flash_bytes_per_second
     products = (
         weights.resident_bytes / rates.resident_products_per_second
         + weights.bundle_bytes * weights.multiplied_share / rates.bundle_products_per_second
     )
-    moved_bytes = weights.resident_bytes + weights.bundle_bytes
+    moved_bytes = weights.resident_bytes + min(weights.bundle_bytes, bytes_needed)
     return {
         "flash": None if flash is None and bytes_missing else 1e9 * bytes_missing / (flash or 1.0),
         "DRAM": 1e9 * moved_bytes / rates.dram_bytes_per_second,
@@ -87,7 +95,8 @@ def report_rows(
         mine = [run for run in runs if (run.tokens, run.kind) == (tokens, kind)]
         first_token_ns = [float(run.first_token_ns) for run in mine]
         missing = round(statistics.median(run.bytes_missing for run in mine))
-        parts = bound_ns(weights, rates, tokens, missing)
+        needed = statistics.median(run.bytes_needed for run in mine)
+        parts = bound_ns(weights, rates, tokens, missing, needed)
         known = {name: ns for name, ns in parts.items() if ns is not None}
         binds = max(known, key=lambda name: known[name])
         median_ns = statistics.median(first_token_ns)
@@ -98,6 +107,7 @@ def report_rows(
                 "first_token_ns": spread(first_token_ns),
                 "tokens_per_second": ratio(tokens * 1e9, median_ns),
                 "bytes_read": round(statistics.median(run.bytes_read for run in mine)),
+                "bytes_needed": round(needed),
                 "bytes_missing": missing,
                 "flash_ns": parts["flash"],
                 "dram_ns": parts["DRAM"],

@@ -5,6 +5,7 @@ Lengths and kinds take turns, so that slow changes of the machine affect all ali
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ import numpy as np
 from flashllm.bench.steal_time import ProcessorTime
 from flashllm.engine.local import Model
 from flashllm.errors import UsageError
+from flashllm.model.active_set_selectors import Vector
+from flashllm.model.router import SelectRouted
 
 COLD, WARM = "cold", "warm"
 """Kinds of prompts: with empty slots; with the slots as a prompt of that length left them."""
@@ -34,8 +37,10 @@ class PromptRun:
     first_token_ns: int
     """From asking the engine to the first token, by an outside clock."""
     bytes_read: int
+    bytes_needed: int
+    """Of feed-forward weights: all, or those of experts that a token chose."""
     bytes_missing: int
-    """Of the feed-forward weights, those that were not in memory before."""
+    """Of these, those that were not in memory before."""
     stolen_share: float | None
 
     def to_json(self) -> dict[str, Any]:
@@ -90,10 +95,46 @@ def measure(
 
 def bytes_missing(model: Model) -> int:
     """Of the feed-forward weights on flash, those that are not in memory now."""
-    spec = model.info.spec
     resident, _, _ = model.neuron_map().totals
-    bundles = spec.bundled_layers * spec.bundles_per_layer
-    return round((1 - resident) * bundles) * model.info.bundle_stride_bytes
+    return round((1 - resident) * _bundles(model)) * model.info.bundle_stride_bytes
+
+
+def _bundles(model: Model) -> int:
+    spec = model.info.spec
+    return spec.bundled_layers * spec.bundles_per_layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """The feed-forward weights that a prompt needs: all, or experts that a token chose."""
+
+    nbytes: int
+    missing_bytes: int
+    """Of them, those that were not in memory before."""
+
+
+@contextlib.contextmanager
+def _needed(model: Model) -> Iterator[Callable[[], _Needed]]:
+    """What the prompt needed that is computed within."""
+    stride, router = model.info.bundle_stride_bytes, model.decoder.selector
+    if not isinstance(router, SelectRouted):
+        found = _Needed(_bundles(model) * stride, bytes_missing(model))
+        yield lambda: found
+        return
+    layers = range(model.info.spec.bundled_layers)
+    missing = np.stack([~model.decoder.pool.marks(layer)[0] for layer in layers])
+    chosen = np.zeros_like(missing)
+
+    def add(layer: int, weights: Vector) -> None:
+        chosen[layer] |= (weights != 0).any(axis=0)
+
+    router.observer = add
+    try:
+        yield lambda: _Needed(
+            np.count_nonzero(chosen) * stride, np.count_nonzero(chosen & missing) * stride
+        )
+    finally:
+        router.observer = None
 
 
 def _run(model: Model, prompt: Sequence[int], number: int, kind: str) -> PromptRun | None:
@@ -102,12 +143,13 @@ def _run(model: Model, prompt: Sequence[int], number: int, kind: str) -> PromptR
         model.forget()
     else:
         model.decoder.truncate(0)  # slots stay, and no prefix is kept
-    missing = bytes_missing(model)
-    generation = model.generate(prompt, max_tokens=1)
-    processors, start_ns = ProcessorTime.now(), time.perf_counter_ns()
-    first = next(generation, None)
-    first_token_ns = time.perf_counter_ns() - start_ns
-    generation.close()
+    with _needed(model) as needed:
+        generation = model.generate(prompt, max_tokens=1)
+        processors, start_ns = ProcessorTime.now(), time.perf_counter_ns()
+        first = next(generation, None)
+        first_token_ns = time.perf_counter_ns() - start_ns
+        generation.close()
+        ours = needed()
     if first is None and generation.finish_reason != "stop":
         return None
     return PromptRun(
@@ -116,6 +158,7 @@ def _run(model: Model, prompt: Sequence[int], number: int, kind: str) -> PromptR
         kind=kind,
         first_token_ns=first_token_ns,
         bytes_read=generation.prefill.bytes_read,
-        bytes_missing=missing,
+        bytes_needed=ours.nbytes,
+        bytes_missing=ours.missing_bytes,
         stolen_share=ProcessorTime.now().stolen_share_since(processors),
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.kv_cache.dram import KvCache
-from flashllm.kv_cache.layout import choosing_layers
+from flashllm.kv_cache.layout import choosing_layers, tokens_max
 from flashllm.kv_cache.partial_index import PartialIndex, Skewing
 from flashllm.kv_cache.recall_control import recall_of
 from flashllm.kv_cache.speculative_fetch import (
@@ -22,7 +22,6 @@ from flashllm.kv_cache.speculative_fetch import (
     Positions,
     below_best,
     best_positions,
-    tokens_max,
 )
 from flashllm.kv_cache.token_policies import HeavyHitters, SlidingWindow, TokenPolicy
 from flashllm.options import KvDType, KvIndexDType, KvSelection

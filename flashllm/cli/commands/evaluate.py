@@ -16,8 +16,8 @@ from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_count, parse_positive
 
 NAMES = (
-    "memory", "select", "kv_dtype", "kv_memory", "kv_dir", "verify", "kv_policy", "kv_budget",
-    "kv_alpha", "kv_recall", "spec_start_layer",
+    "memory", "select", "kv_dtype", "kv_memory", "kv_dir", "kv_victims", "verify", "kv_policy",
+    "kv_budget", "kv_alpha", "kv_recall", "spec_start_layer",
 )  # fmt: skip
 """Its options of a model."""
 MEMORY_HELP = (

@@ -93,7 +93,10 @@ def expected_rows(
         ("smallest ceiling", format_ceiling(limits.smallest)),
     ]
     if expected.kv_flash_bytes:
-        more = f"{format_bytes(expected.kv_flash_bytes)} of keys and values from flash a token"
+        most = "at most " if made.kv_selection.policy == "infinigen" else ""
+        more = (
+            f"{most}{format_bytes(expected.kv_flash_bytes)} of keys and values from flash a token"
+        )
         if expected.kv_flash_seconds is not None:
             more += f", {_seconds(expected.kv_flash_seconds)} more"
         rows.append((f"at {format_count(made.context)} tokens", more))

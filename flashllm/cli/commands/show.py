@@ -163,7 +163,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("prompt", _format_prompt(plan)),
         *([("products", FAST_PRODUCTS)] if plan.arithmetic == "fast" else []),
         ("kept", _format_kept(plan)),
-        ("slots", f"{sum(plan.slots_per_layer)} bundles"),
+        ("slots", _format_slots(plan)),
         ("context", _format_context(plan)),
         ("answers see", _format_seen(plan)),
         *([] if plan.device is None else device_rows(plan.device)),
@@ -218,7 +218,18 @@ def _format_kept(plan: Plan) -> str:
         return "the first of each layer: all are needed"
     if plan.policy == "window":
         return f"by the paper's window of {plan.window} tokens"
+    if plan.select == "router":
+        return f"by the policy {plan.policy}, in each layer what it will soonest need again"
     return f"by the policy {plan.policy}, as many as a window of {plan.window} tokens needs"
+
+
+def _format_slots(plan: Plan) -> str:
+    together = sum(plan.slots_per_layer)
+    if plan.select != "router":
+        return f"{together} bundles"
+    least, most = min(plan.slots_per_layer), max(plan.slots_per_layer)
+    each = f"{least}" if least == most else f"{least} to {most}"
+    return f"{together} experts, {each} a layer"
 
 
 def verify(arguments: argparse.Namespace) -> int:
