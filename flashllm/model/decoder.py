@@ -123,7 +123,7 @@ class Decoder:
         self._tokens = TokenSchedule(transformer, self._decode, pool, self._announce)
         self._prompts = PromptSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.needed_tokens,
-            kernels.threads, self._check_cancelled,
+            plan.warm_needed_tokens, kernels.threads, self._check_cancelled,
         )  # fmt: skip
         self._blocks = BlockSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.union_tokens,

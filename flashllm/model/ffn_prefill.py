@@ -18,7 +18,7 @@ from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector
 from flashllm.model.ffn_experts import Experts, ExpertTiles
 from flashllm.model.ffn_neurons import NeuronTiles
 from flashllm.model.layer_inputs import LayerInputs
-from flashllm.model.neuron_slices import NeuronSlices, is_less_work
+from flashllm.model.neuron_slices import NeuronSlices, Wanted, WantedStrips
 from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.products import Products
 from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
@@ -34,8 +34,6 @@ Chosen = Callable[[int, list[Ids]], None]
 """Called with (layer, the selected ids of each token) where only selected neurons are computed."""
 
 _Floats = NDArray[np.float32]
-_MASK_BYTES_MAX = 4 << 20
-"""Beyond it, what tokens want of a layer is asked for tile by tile, to save the memory."""
 
 
 class TileSums(Protocol):
@@ -131,7 +129,7 @@ class FeedForwardPrefill:
             gate = None if weights.gate is None else weights.gate(x)
             active = self._select_each(layer, inputs, gate)
             wanted = active.among(0, self._spec.bundles_per_layer)
-            tiles = self._tiles_of(layer, x, gate, wanted)
+            tiles = self._tiles_of(layer, x, gate, functools.partial(_columns_of, wanted))
         union = np.flatnonzero(wanted.any(axis=0)).astype(np.int32)
         for found in self._pool.rounds(layer, union):
             for _ in found.arrivals:
@@ -164,27 +162,30 @@ class FeedForwardPrefill:
             return self._expert_tiles(self._experts, layer, inputs)
         weights, x = self._weights[layer], inputs.ffn
         gate = None if weights.gate is None else weights.gate(x)
-        silent = None
-        if selects:
-            active = self._select_each(layer, inputs, gate)
-            bundles = self._spec.bundles_per_layer
-            if margins is None and len(x) * bundles <= _MASK_BYTES_MAX:
-                return self._tiles_of(layer, x, gate, active.among(0, bundles))
-            silent = functools.partial(_not_selected, active)
-        return NeuronTiles(self._spec, weights, self._products, x, gate, silent, margins)
+        if not selects:
+            return NeuronTiles(self._spec, weights, self._products, x, gate, None, margins)
+        active = self._select_each(layer, inputs, gate)
+        wanted = WantedStrips(active, len(x), self._spec.bundles_per_layer)
+        return self._tiles_of(layer, x, gate, wanted, margins)
 
     def _tiles_of(
-        self, layer: int, x: Tensor, gate: Tensor | None, wanted: NDArray[np.bool_]
+        self,
+        layer: int,
+        x: Tensor,
+        gate: Tensor | None,
+        wanted: Wanted,
+        margins: list[Tensor] | None = None,
     ) -> TileSums:
-        """What adds those bundles that each token wants, [tokens, bundles], with least work."""
-        if self._neurons is not None and is_less_work(wanted):
-            gates: _Floats | None = None if gate is None else activate(self._spec, gate).numpy()
-            vectors: _Floats = x.contiguous().numpy()
-            return NeuronSlices(
-                self._neurons, layer, vectors, gates, wanted, self._spec.bundles_per_layer
-            )
-        silent = functools.partial(_not_among, wanted)
-        return NeuronTiles(self._spec, self._weights[layer], self._products, x, gate, silent)
+        """What adds those bundles that each token wants; with `margins`, of all bundles."""
+        silent = functools.partial(_not_wanted, wanted)
+        weights, products = self._weights[layer], self._products
+        tiles = NeuronTiles(self._spec, weights, products, x, gate, silent, margins)
+        if self._neurons is None or margins is not None:
+            return tiles
+        gates: _Floats | None = None if gate is None else activate(self._spec, gate).numpy()
+        vectors: _Floats = x.contiguous().numpy()
+        most = self._spec.bundles_per_layer
+        return NeuronSlices(self._neurons, tiles, layer, vectors, gates, wanted, most)
 
     def _expert_tiles(self, experts: Experts, layer: int, inputs: LayerInputs) -> ExpertTiles:
         router = experts.router
@@ -304,13 +305,12 @@ class FeedForwardPrefill:
             self._kernels.copy_rows(block.rows, sources, block.stride, pool_rows, positions)
 
 
-def _not_among(wanted: NDArray[np.bool_], tile: Block) -> NDArray[np.bool_]:
-    """Which bundles of a tile a token does not want, of all of its layer: [tokens, bundles]."""
-    silent: NDArray[np.bool_] = ~wanted[:, tile.columns]
-    return silent
+def _columns_of(wanted: NDArray[np.bool_], tile: Block) -> NDArray[np.bool_]:
+    """Which bundles of a tile a token wants, of all of its layer: [tokens, bundles]."""
+    found: NDArray[np.bool_] = wanted[:, tile.columns]
+    return found
 
 
-def _not_selected(active: ActiveMask, tile: Block) -> NDArray[np.bool_]:
-    """Which bundles of a tile, neighbours, a token does not need: [tokens, bundles]."""
-    silent: NDArray[np.bool_] = ~active.among(tile.first, len(tile))
-    return silent
+def _not_wanted(wanted: Wanted, tile: Block) -> NDArray[np.bool_]:
+    """Which bundles of a tile a token does not want: [tokens, bundles]."""
+    return ~wanted(tile)

@@ -40,6 +40,8 @@ class Pass:
     mode: Mode = "dense"
     tap: Tap | None = None
     chosen: Chosen | None = None
+    few_tokens: int = 0
+    """In mode needed, a chunk of at most so many reads the neurons that it needs."""
     keep_tokens: int = 0
     """How many of the last tokens keep their bundles in the pool."""
     passed: Callable[[float], None] | None = None
@@ -112,18 +114,21 @@ class PromptSchedule:
         pool: BundlePool,
         seed_tokens: int,
         needed_tokens: int,
+        warm_needed_tokens: int,
         threads: int,
         before_layer: Callable[[], None],
     ) -> None:
         """Bundles of the last `seed_tokens` of a prompt stay; `before_layer` may stop it.
 
-        In mode needed, a chunk of at most `needed_tokens` reads the neurons that it needs.
+        In mode needed, a chunk of at most `needed_tokens` reads the neurons that it needs; of at
+        most `warm_needed_tokens` where slots are full.
         """
         self._transformer = transformer
         self._feed_forward = feed_forward
         self._pool = pool
         self._seed_tokens = seed_tokens
         self._needed_tokens = needed_tokens
+        self._warm_needed_tokens = warm_needed_tokens
         spec = transformer.spec
         self._threads = 1 if spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS else threads
         self._before_layer = before_layer
@@ -134,6 +139,7 @@ class PromptSchedule:
         """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk."""
         step, layers = context.chunk_tokens, self._transformer.spec.bundled_layers
         chunks = [list(ids[start : start + step]) for start in range(0, len(ids), step)]
+        how = self._with_few(how)
         # The last chunk is the smallest: whole layers come first.
         whole = [chunk for chunk in chunks if not self._is_few(how, chunk)]
         self._pool.end_expecting()
@@ -162,6 +168,7 @@ class PromptSchedule:
         """
         passes = list(_passes(prompts, contexts[0].chunk_tokens))
         self._pool.end_expecting()
+        how = self._with_few(how)
         if how.mode == "dense":
             layers = self._transformer.spec.bundled_layers
             self._pool.expect(layer for _ in passes for layer in range(layers))
@@ -180,7 +187,13 @@ class PromptSchedule:
         return torch.stack([last[at] for at in range(len(prompts))])
 
     def _is_few(self, how: Pass, chunk: Sequence[int]) -> bool:
-        return how.mode == "needed" and len(chunk) <= self._needed_tokens
+        return how.mode == "needed" and len(chunk) <= how.few_tokens
+
+    def _with_few(self, how: Pass) -> Pass:
+        """With how many tokens are few: how they are read follows from what is in slots, no bit."""
+        is_warm = self._pool.is_nearly_full
+        few_tokens = self._warm_needed_tokens if is_warm else self._needed_tokens
+        return dataclasses.replace(how, few_tokens=few_tokens)
 
     @torch.inference_mode()
     def _chunk(self, pieces: Sequence[tuple[Context, list[int]]], how: Pass) -> Tensor:

@@ -245,6 +245,7 @@ class _Clock:
         spec, shape = self.model.spec, self.plan.prefill
         resident = moved.attention + moved.gate
         small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
+        few_tokens = self.plan.warm_needed_tokens if warm else self.plan.needed_tokens
         seconds = 0.0
         for start in range(0, prompt_tokens, shape.tokens):
             tokens = min(shape.tokens, prompt_tokens - start)
@@ -256,7 +257,7 @@ class _Clock:
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9
-            if tokens <= self.plan.needed_tokens:
+            if tokens <= few_tokens:
                 here = start > 0 or warm
                 seconds += self._needed(tokens, beside + spec.n_layers * overhead, block, here)
                 continue

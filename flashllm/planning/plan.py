@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,6 +224,8 @@ class Plan:
     union_tokens: int = 0
     """At most so many tokens that go through a layer together read the bundles that any of them
     needs, more of them read the layer. 0 where each needs all."""
+    warm_union_tokens: int = 0
+    """The same of a prompt where slots are full, of which more tokens miss less."""
     device: DevicePlan | None = None
     """What lies on a device, where there is one. `split` is of DRAM alone, `slots_per_layer` of
     both."""
@@ -231,8 +233,16 @@ class Plan:
     @property
     def needed_tokens(self) -> int:
         """The same of a chunk of a prompt. 0 where all of its neurons are computed."""
-        is_exact = self.select == "predicted" and self.prompt_neurons == "exact"
-        return 0 if is_exact else self.union_tokens
+        return 0 if self._prompt_is_exact else self.union_tokens
+
+    @property
+    def warm_needed_tokens(self) -> int:
+        """The same where slots are full."""
+        return 0 if self._prompt_is_exact else self.warm_union_tokens
+
+    @property
+    def _prompt_is_exact(self) -> bool:
+        return self.select == "predicted" and self.prompt_neurons == "exact"
 
     @property
     def prompt_is_selected(self) -> bool:
@@ -319,6 +329,11 @@ def make_plan(
     allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
     split["prefill"] += (allocation.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
     split["slots"] = sum(allocation.slots) * sizes.stride
+    scattered_share = _scattered_share(sizes.stride, fitting[0].threads, profile)
+    union_tokens = _union_tokens(spec, activity, select, scattered_share)
+    warm_union_tokens = _warm_union_tokens(
+        spec, activity, union_tokens, allocation.slots, scattered_share
+    )
     plan = Plan(
         ceiling_bytes=ceiling_bytes,
         smallest_bytes=smallest_bytes,
@@ -343,12 +358,8 @@ def make_plan(
         verify=_verify(options),
         prompt_neurons=_prompt_neurons(options),
         arithmetic=_arithmetic(options),
-        union_tokens=_union_tokens(
-            spec,
-            activity,
-            select,
-            _scattered_share(sizes.stride, fitting[0].threads, profile),
-        ),
+        union_tokens=union_tokens,
+        warm_union_tokens=warm_union_tokens,
     )
     request = _device_request(spec, sizes.stride, options)
     return plan if request is None else _with_device(plan, request, request.place())
@@ -560,6 +571,39 @@ def _union_tokens(
     while tokens > 1 and sum(activity.aggregate(layer, tokens) for layer in layers) > most:
         tokens //= 2
     return tokens
+
+
+def _warm_union_tokens(
+    spec: ModelSpec,
+    activity: Activity | None,
+    union_tokens: int,
+    slots: Sequence[int],
+    scattered_share: float,
+) -> int:
+    """The same where slots are full: of what tokens need, and of the layers, less is missing.
+
+    As many of the last tokens' neurons as have room are taken to be there.
+    """
+    bundles, layers = spec.bundles_per_layer, range(spec.bundled_layers)
+    missing = sum(bundles - count for count in slots)
+    if activity is None or spec.experts is not None or not union_tokens or not missing:
+        return union_tokens
+    longest = activity.windows[-1]
+    held = [activity.tokens_held(layer, slots[layer], longest) for layer in layers]
+
+    def needed(tokens: int) -> float:
+        # Beyond the longest window that was counted, the growth is that of its last tokens.
+        begun = [min(window, float(longest - tokens)) for window in held]
+        return sum(
+            activity.aggregate(layer, begun[layer] + tokens)
+            - activity.aggregate(layer, begun[layer])
+            for layer in layers
+        )
+
+    tokens = min(_NEEDED_TOKENS, longest // 2)
+    while tokens > union_tokens and needed(tokens) > missing * scattered_share:
+        tokens //= 2
+    return max(tokens, union_tokens)
 
 
 def _scattered_share(stride: int, threads: int, profile: Profile | None) -> float:

@@ -113,6 +113,11 @@ class PinnedBundles:
         """False: what is pinned was read when the model was opened."""
         return False
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """True: what is pinned was read when the model was opened."""
+        return True
+
     def valuable(self, layer: int) -> Ids:  # noqa: ARG002
         """None: what is pinned is read when the model opens."""
         return NO_IDS

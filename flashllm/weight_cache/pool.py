@@ -88,6 +88,10 @@ class BundlePool(Protocol):
     def may_hold_more(self) -> bool:
         """Whether each bundle of the model has a slot, and some are not there yet."""
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether hardly a slot is free, so that most of what tokens use is there."""
+
     def valuable(self, layer: int) -> Ids:
         """Bundles in the slots of a layer, those first that its policy keeps longest."""
 

@@ -29,6 +29,9 @@ from flashllm.weight_cache.layer_cache import Acquired, LayerCache
 from flashllm.weight_cache.policies import Uses, make_policies
 from flashllm.weight_cache.pool import ReadCounts, Round
 
+_NEARLY_FULL = 8
+"""At most 1/8 of the slots are free: a prompt's ring borrows up to 1/12 of them."""
+
 
 @dataclass(slots=True)
 class Prefetch:
@@ -243,6 +246,12 @@ class SlotPool:
         """Whether each bundle of the model has a slot, and some are not there yet."""
         has_room = self._fills and all(layer.has_room_for_all for layer in self._layers)
         return has_room and any(layer.free_slots for layer in self._layers)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether hardly a slot is free, those apart that a prompt borrowed."""
+        free = sum(layer.free_slots for layer in self._layers)
+        return free <= sum(layer.n_slots for layer in self._layers) // _NEARLY_FULL
 
     def free_slots(self, layer: int) -> int:
         """Slots of a layer that a prompt may fill; the paper's policy holds its window only."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flashllm.engine.loading import load_decoder
 from flashllm.flash.manifest import read_manifest
-from flashllm.model import ffn_prefill, neuron_slices
+from flashllm.model import neuron_slices
 from flashllm.model.decoder import Decoder
 from flashllm.options import POLICIES
 from flashllm.planning import plan as planning
@@ -117,19 +117,19 @@ def test_each_row_with_its_own_neurons_or_with_those_of_all(
     model: Path, expected: list[list[Logits]], reads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products of each row's own neurons have the bits of those with the neurons of all rows."""
-    made: list[object] = []
-    own = neuron_slices.NeuronSlices
+    added: list[object] = []
+    own = neuron_slices.NeuronSlices._add_own
 
     def noted(*arguments: Any) -> Any:
-        made.append(own(*arguments))
-        return made[-1]
+        added.append(arguments)
+        return own(*arguments)
 
-    monkeypatch.setattr(ffn_prefill, "is_less_work", lambda _: True)
-    monkeypatch.setattr(ffn_prefill, "NeuronSlices", noted)
+    monkeypatch.setattr(neuron_slices, "is_less_work", lambda _: True)
+    monkeypatch.setattr(neuron_slices.NeuronSlices, "_add_own", noted)
     if reads == "layer":
         monkeypatch.setattr(planning, "_union_tokens", lambda *_: 1)
     check(together(model, 4, least=True), expected, reads)
-    assert bool(made) == (read_manifest(model).spec.experts is None)
+    assert bool(added) == (read_manifest(model).spec.experts is None)
 
 
 def test_blocks_that_read_layers_whole(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from flashllm import core
 from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import open_model
+from flashllm.model import neuron_slices
 from flashllm.options import Select
+from flashllm.planning import plan as planning
 from tests.support.tiny import save_exact_predictors, save_opt, sparse_opt, tiny
 
 IDS = np.random.default_rng(5).integers(3, 96, size=120).tolist()
@@ -188,7 +190,9 @@ def selected_logits(directory: Path, chunk: int, **options: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
-def test_a_prompt_through_predicted_neurons(dtype: str, tmp_path: Path) -> None:
+def test_a_prompt_through_predicted_neurons(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = sparse_opt()
     predictors = save_exact_predictors(model, tmp_path / "predictors.safetensors")
     spoil(predictors)
@@ -204,6 +208,10 @@ def test_a_prompt_through_predicted_neurons(dtype: str, tmp_path: Path) -> None:
     decoder, _, store = load_decoder(tmp_path / "model")
     with store:
         exact = decoder.prefill(IDS[:70])
+    # Whether a block is multiplied with each token's own neurons, or all of it.
+    for own in (True, False):
+        monkeypatch.setattr(neuron_slices, "is_less_work", lambda _, own=own: own)
+        assert np.array_equal(selected_logits(tmp_path / "model", 512), expected), own
     assert not np.array_equal(exact, expected[1]), "neurons are left out"
 
 
@@ -231,3 +239,35 @@ def test_few_tokens_read_what_they_need(tmp_path: Path) -> None:
             list(again)
             assert again.prefill.bytes_read == 0
     assert 0 < read["selected"] < 0.75 * read["exact"]
+
+
+def test_more_tokens_read_what_they_need_once_slots_are_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of the two is a matter of reading: the logits are the same."""
+    model = sparse_opt()
+    predictors = save_exact_predictors(model, tmp_path / "predictors.safetensors")
+    convert(save_opt(model, tmp_path / "source"), tmp_path / "model", predictors=predictors)
+    found: dict[int, list[np.ndarray]] = {}
+    for limit in (1, 64):
+        monkeypatch.setattr(planning, "_union_tokens", lambda *_: 1)
+        monkeypatch.setattr(planning, "_warm_union_tokens", lambda *_, limit=limit: limit)
+        decoder, plan, store = load_decoder(
+            tmp_path / "model", prompt_neurons="selected", least=True
+        )
+        assert (plan.needed_tokens, plan.warm_needed_tokens) == (1, limit)
+        whole: list[int] = []
+        expect = decoder.pool.expect
+        monkeypatch.setattr(
+            decoder.pool,
+            "expect",
+            lambda layers, whole=whole, expect=expect: (whole.append(1), expect(layers)),
+        )
+        with store:
+            found[limit] = [decoder.prefill(IDS[:20])]
+            assert len(whole) == 1, "slots are empty"
+            found[limit] += [decoder.decode(token) for token in IDS[20:60]]
+            assert decoder.pool.is_nearly_full
+            found[limit] += [decoder.prefill(IDS[60:80])]
+            assert len(whole) == (1 if limit == 64 else 2)
+    assert np.array_equal(found[1], found[64])

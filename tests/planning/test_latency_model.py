@@ -352,6 +352,24 @@ def test_how_many_tokens_read_what_they_need_follows_from_disk_and_activity() ->
     assert case(gate, 16 << 30, select="all").plan().needed_tokens == 0
 
 
+def test_more_tokens_read_what_they_need_where_slots_are_full() -> None:
+    scattered = flash_profile({(16384, 32): 0.4e9, (1 << 19, 32): 2e9})
+    some = []
+    for memory in (6 << 30, 8 << 30, 10 << 30):
+        given = case(memory=memory, profile=scattered).having(prompt_neurons="selected")
+        plan = given.plan()
+        some.append(plan.warm_needed_tokens)
+        assert plan.needed_tokens <= plan.warm_needed_tokens <= 64
+        few = given.expect(plan).prompts[0]
+        if plan.needed_tokens < few.tokens <= plan.warm_needed_tokens:
+            assert few.warm_seconds < few.cold_seconds
+    assert some == sorted(some)
+    assert some[-1] > plan.needed_tokens
+    assert case(profile=scattered).plan().warm_needed_tokens == 0  # of exact prompts
+    plan = case(memory=32 << 30, profile=scattered).having(prompt_neurons="selected").plan()
+    assert plan.warm_needed_tokens == plan.needed_tokens  # nothing is missing
+
+
 def test_advice_is_what_planning_it_gives() -> None:
     slow = law(100e-6, 0.1e9)
     given = case(dataclasses.replace(OPT_6_7B, dtype="f32"), 15 << 30, profile=slow)

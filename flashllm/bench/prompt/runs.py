@@ -131,7 +131,7 @@ def _needed(model: Model) -> Iterator[Callable[[], _Needed]]:
     router.observer = add
     try:
         yield lambda: _Needed(
-            np.count_nonzero(chosen) * stride, np.count_nonzero(chosen & missing) * stride
+            int(np.count_nonzero(chosen)) * stride, int(np.count_nonzero(chosen & missing)) * stride
         )
     finally:
         router.observer = None

@@ -56,6 +56,31 @@ FLASH_INLINE __m512i dot_four_groups(const uint8_t* row, const DotInput& x, size
   }
 }
 
+// Adds the last eight groups of two rows, from byte `at` on, to their sums: as many as one step
+// has. The lanes of the other eight would get zeros, which change none of them.
+template <class Numbers>
+FLASH_INLINE void add_last_eights(const uint8_t* const* rows, const DotInput& x, size_t at,
+                                  size_t first_group, __m512* sums) {
+  using Scale = typename Numbers::template Scale<S>;
+  constexpr size_t kFourBytes = 4 * group_bytes(Numbers::dtype);
+  const size_t scale_at =
+      group_count(x.columns) * group_bytes(Numbers::dtype) + first_group * Scale::item_bytes;
+  __m512i fours[4];
+#pragma GCC unroll 4
+  for (size_t j = 0; j < 4; ++j) {
+    const size_t left = (2 - j % 2) * kFourBytes;
+    fours[j] = dot_four_groups<Numbers>(rows[j / 2], x, at + j % 2 * kFourBytes, left);
+  }
+  const __m512 dots = I::to_float(sum_group_lanes(fours));
+  // Lanes 4 * q + j have groups 4 * j + q: of the first row where j is 0 or 1, of the second else.
+  const auto scales = [&](size_t row) FLASH_TARGET {
+    return to_group_lanes(
+        load_last<S, Scale>(rows[row] + scale_at, x.scales + first_group, kInputGroups / 2));
+  };
+  sums[0] = _mm512_mask3_fmadd_ps(dots, scales(0), sums[0], 0x3333);
+  sums[1] = _mm512_mask3_fmadd_ps(_mm512_permute_ps(dots, 0xEE), scales(1), sums[1], 0x3333);
+}
+
 template <class Numbers, size_t Count>
 FLASH_TARGET inline void dots_of_whole_groups(const uint8_t* const* rows,
                                               const uint8_t* const* next, const DotInput& x,
@@ -88,7 +113,15 @@ FLASH_TARGET inline void dots_of_whole_groups(const uint8_t* const* rows,
       sums[r] = V::fma(I::to_float(sum_group_lanes(fours[r])), to_group_lanes(scales), sums[r]);
     }
   }
-  if (g < groups) {
+  if (Count % 2 == 0 && groups - g == kInputGroups / 2) {
+    const size_t at = g * group_bytes(Numbers::dtype);
+#pragma GCC unroll 4
+    for (size_t r = 0; r + 1 < Count; r += 2) {
+      prefetch<2 * kFourBytes>(next[r] + at);
+      prefetch<2 * kFourBytes>(next[r + 1] + at);
+      add_last_eights<Numbers>(rows + r, x, at, g, sums + r);
+    }
+  } else if (g < groups) {
     const size_t at = g * group_bytes(Numbers::dtype);
     for (size_t r = 0; r < Count; ++r) {
       prefetch<kFourBytes>(next[r] + at);
