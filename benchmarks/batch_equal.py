@@ -5,9 +5,9 @@
 For each model (the two demos): rows of mixed lengths, some with stop texts, answered one by one;
 then at three ceilings, by five policies, by every schedule, with overlap and without, in two
 pipeline stages, and by three workers of Ray of which one is killed (left out and named where Ray is
-not installed). Each setting of each kind occurs; --full runs all of their combinations. Last,
-`kill -9` at random moments, --kills of them: the same command goes on each time, and what it has
-written in the end are the same bytes. Ends with exit code 1 at the first difference.
+not installed). Each two settings of different kinds occur together in some run; --full runs all
+combinations. Last, `kill -9` at random moments, --kills of them: another block goes on each time,
+and what is written in the end are the same bytes. Ends with exit code 1 at the first difference.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import psutil
 
@@ -55,6 +56,13 @@ SCHEDULES = ("continuous", "zigzag", "diagonal")
 OVERLAPS = ("layer", "none")
 SPARE_MIB = (64, 128, None)
 """Ceilings: so much above the least of a single row; None: what is free."""
+KILLED: tuple[tuple[str, ...], ...] = (
+    ("--block", "8"),
+    ("--block", "32", "--schedule", "zigzag"),
+    ("--block", "7", "--schedule", "diagonal", "--overlap", "none"),
+    ("--policy", "5,3,0,25,0,30,0,100"),
+)
+"""How batches are run that are killed; the first one is run first, and any of them goes on."""
 WORDS = (
     "ocean", "forest", "river", "stone", "bread", "music", "winter", "horse", "doctor", "ship",
     "moon", "garden", "window", "letter", "summer", "table", "island", "silver", "market", "bridge",
@@ -75,7 +83,7 @@ def main() -> int:
     add("models", nargs="*", default=MODELS, metavar="MODEL")
     add("--rows", type=argument(parse_positive), default=200, metavar="N")
     add("--kills", type=argument(parse_count), default=50, metavar="N")
-    add("--full", action="store_true", help="all combinations, not each setting once")
+    add("--full", action="store_true", help="all combinations, not each pair once")
     add("--seed", type=argument(parse_count), default=0)
     options = parser.parse_args()
     done: dict[str, dict[str, int]] = {}
@@ -89,28 +97,23 @@ def main() -> int:
 def checked(model: str, folder: Path, options: argparse.Namespace) -> dict[str, int]:
     """How many runs of each kind gave the same bytes; `BenchmarkInvalid` at one that did not."""
     rows = write_rows(folder / "rows.jsonl", options.rows, Random(options.seed))
-    begin = time.monotonic()
-    expected = answered(model, rows, folder / "alone", ())
-    seconds = time.monotonic() - begin
+    out = folder / "out"
+    expected, seconds = answered(model, rows, folder / "alone", ())
     remark(NAME, f"{model}: {options.rows} rows one by one in {seconds:.1f} s")
-    count: dict[str, int] = {"settings": 0, "stages": 0, "ray": 0, "kills": 0}
+    count: dict[str, int] = {"settings": 0, "stages": 0, "ray": 0}
     for flags in settings(model, full=options.full):
-        equal(expected, answered(model, rows, folder / "out", flags), flags)
+        equal(expected, *answered(model, rows, out, flags), flags)
         count["settings"] += 1
     stages = ("--stages", "2", "--block", "8")
-    equal(expected, answered(model, rows, folder / "out", stages), stages)
+    equal(expected, *answered(model, rows, out, stages), stages)
     count["stages"] += 1
     if importlib.util.find_spec("ray") is None:
         remark(NAME, "left out: workers of Ray, which is not installed")
     else:
         flags = ("--ray", "local", "--workers", "3", "--block", "4")
-        equal(expected, answered(model, rows, folder / "out", flags, kills_worker=True), flags)
+        equal(expected, *answered(model, rows, out, flags, kills_worker=True), flags)
         count["ray"] += 1
-    flags = ("--block", "8")
-    count["kills"] = killed(
-        model, rows, folder / "out", expected, flags, options.kills, seconds, Random(options.seed)
-    )
-    return count
+    return count | killed(model, rows, out, expected, options.kills, Random(options.seed))
 
 
 def write_rows(path: Path, count: int, random: Random) -> Path:
@@ -120,7 +123,7 @@ def write_rows(path: Path, count: int, random: Random) -> Path:
             text = f"What does {random.choice(WORDS)} mean?"
             if number % 3 == 0:
                 text = " ".join(random.choice(WORDS) for _ in range(random.randrange(1, 16)))
-            row = {"id": f"row {number}", "prompt": text, "max_tokens": random.randrange(1, 40)}
+            row = {"id": f"row {number}", "prompt": text, "max_tokens": random.randrange(1, 24)}
             if number % 5 == 0:
                 row["stop"] = random.choice(["of", "the", ";", "zzz"])
             file.write(json.dumps(row) + "\n")
@@ -128,23 +131,30 @@ def write_rows(path: Path, count: int, random: Random) -> Path:
 
 
 def settings(model: str, *, full: bool) -> Iterator[tuple[str, ...]]:
-    """Flags of runs: all combinations, or each setting at least once."""
+    """Flags of runs: all combinations, or so many that each pair of settings is in one."""
     least = least_mib(model)
     ceilings = [() if spare is None else ("--memory", f"{least + spare}MiB") for spare in SPARE_MIB]
     schedules = [("--schedule", name) for name in SCHEDULES]
     overlaps = [("--overlap", name) for name in OVERLAPS]
-    if full:
-        for chosen in itertools.product(POLICIES, ceilings, schedules, overlaps):
-            yield tuple(itertools.chain.from_iterable(chosen))
-        return
-    kinds: Sequence[Sequence[tuple[str, ...]]] = (POLICIES, ceilings, schedules, overlaps)
-    # Lists of lengths without a common divisor, but for one: 15 rows have most pairs.
-    for number in range(len(POLICIES) * len(ceilings)):
-        yield tuple(
-            itertools.chain.from_iterable(
-                kind[(number + number // (3 * at + 1)) % len(kind)] for at, kind in enumerate(kinds)
-            )
-        )
+    combinations = list(itertools.product(POLICIES, ceilings, schedules, overlaps))
+    for chosen in combinations if full else covering_pairs(combinations):
+        yield tuple(itertools.chain.from_iterable(chosen))
+
+
+def covering_pairs(combinations: Sequence[tuple[Hashable, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Some combinations, in which each pair of settings occurs that occurs in all of them.
+
+    Greedy: each is the one with the most pairs that were not there before.
+    """
+    pairs = {
+        each: set(itertools.combinations(enumerate(each), 2))  # each setting with its kind
+        for each in combinations
+    }
+    left = set().union(*pairs.values())
+    while left:
+        chosen = max(combinations, key=lambda each: len(pairs[each] & left))
+        left -= pairs[chosen]
+        yield chosen
 
 
 def least_mib(model: str) -> int:
@@ -159,18 +169,34 @@ def least_mib(model: str) -> int:
 
 def answered(
     model: str, rows: Path, out: Path, flags: tuple[str, ...], *, kills_worker: bool = False
-) -> bytes:
-    """The bytes of OUT, begun anew; `BenchmarkInvalid` where the command fails."""
-    for path in (out, out.with_name(out.name + ".partial")):
-        path.unlink(missing_ok=True)
+) -> tuple[bytes, float]:
+    """The bytes of OUT, begun anew, and seconds; `BenchmarkInvalid` where the command fails."""
+    remove(out)
+    begin = time.monotonic()
     process = started(model, rows, out, flags)
     if kills_worker:
         remark(NAME, f"worker {kill_worker(process, out)} was killed")
-    _, said = process.communicate(timeout=SECONDS_MAX)
+    _, said = communicated(process)
     if process.returncode not in EXIT_CODES:
         last = (said.strip().splitlines() or ["no message"])[-1]
         raise BenchmarkInvalid(f"{' '.join(flags)}: exit code {process.returncode}: {last}")
-    return out.read_bytes()
+    return out.read_bytes(), time.monotonic() - begin
+
+
+def remove(out: Path) -> None:
+    """What an earlier run has written."""
+    for path in (out, out.with_name(out.name + ".partial")):
+        path.unlink(missing_ok=True)
+
+
+def communicated(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it says; `BenchmarkInvalid` for a process that does not end, which is killed."""
+    try:
+        return process.communicate(timeout=SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise BenchmarkInvalid(f"not done after {SECONDS_MAX:.0f} s") from None
 
 
 def started(model: str, rows: Path, out: Path, flags: tuple[str, ...]) -> subprocess.Popen[str]:
@@ -200,11 +226,11 @@ def kill_worker(process: subprocess.Popen[str], out: Path) -> int:
     raise BenchmarkInvalid("no worker of Ray was found while it answered")
 
 
-def equal(expected: bytes, found: bytes, flags: tuple[str, ...]) -> None:
+def equal(expected: bytes, found: bytes, seconds: float, flags: tuple[str, ...]) -> None:
     """`BenchmarkInvalid`, with the first line that differs."""
     words = " ".join(flags) or "as it is"
     if found == expected:
-        remark(NAME, f"equal: {words}")
+        remark(NAME, f"equal after {seconds:.1f} s: {words}")
         return
     pairs = itertools.zip_longest(expected.splitlines(), found.splitlines(), fillvalue=b"nothing")
     number, lines = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -213,36 +239,39 @@ def equal(expected: bytes, found: bytes, flags: tuple[str, ...]) -> None:
 
 
 def killed(
-    model: str,
-    rows: Path,
-    out: Path,
-    expected: bytes,
-    flags: tuple[str, ...],
-    kills: int,
-    seconds: float,
-    random: Random,
-) -> int:
-    """Kills at random moments of runs of some `seconds`, until there were so many."""
-    done = 0
-    while done < kills:
-        for path in (out, out.with_name(out.name + ".partial")):
-            path.unlink(missing_ok=True)
+    model: str, rows: Path, out: Path, expected: bytes, kills: int, random: Random
+) -> dict[str, int]:
+    """Kills at random moments until there were so many, and how many of them were amid rows."""
+    count = {"kills": 0, "kills_amid_rows": 0}
+    if not kills:
+        return count
+    found, seconds = answered(model, rows, out, KILLED[0])
+    equal(expected, found, seconds, KILLED[0])
+    while count["kills"] < kills:
+        remove(out)
+        begin, flags = time.monotonic(), KILLED[0]
         while True:
             process = started(model, rows, out, flags)
-            wait = random.uniform(0.0, 1.2 * seconds) if done < kills else None
             try:
-                process.communicate(timeout=SECONDS_MAX if wait is None else wait)
+                if count["kills"] == kills:
+                    _, said = communicated(process)
+                else:
+                    _, said = process.communicate(timeout=random.uniform(0.0, 1.2 * seconds))
                 break
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-                if wait is None:
-                    raise BenchmarkInvalid(f"not done after {SECONDS_MAX:.0f} s") from None
-                done += 1
+                count["kills"] += 1
+                count["kills_amid_rows"] += bool(out.exists() and out.stat().st_size)
+                flags = random.choice(KILLED)
         if process.returncode not in EXIT_CODES:
-            raise BenchmarkInvalid(f"after {done} kills: exit code {process.returncode}")
-        equal(expected, out.read_bytes(), (*flags, f"after {done} kills"))
-    return done
+            last = (said.strip().splitlines() or ["no message"])[-1]
+            raise BenchmarkInvalid(
+                f"after {count['kills']} kills: exit code {process.returncode}: {last}"
+            )
+        words = (*flags, f"after {count['kills']} kills")
+        equal(expected, out.read_bytes(), time.monotonic() - begin, words)
+    return count
 
 
 if __name__ == "__main__":

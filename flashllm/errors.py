@@ -24,6 +24,7 @@
     |   +-- NotEnoughSpace          73  on the destination's disk
     +-- ReadFailed                  74  the device or the file system failed
     |   +-- BenchmarkInvalid        74  a measurement that did not measure what it says
+    +-- DeviceFailed                74  a GPU broke off what it was asked for
     +-- SessionError                74  conversations cannot be read or kept just now
     |   +-- SessionNotFound         66  there is no such conversation
     |   +-- SessionStoreNewer       65  a later version wrote the database
@@ -180,6 +181,12 @@ class ReadFailed(FlashllmError):
 
 class BenchmarkInvalid(ReadFailed):
     """A measurement did not measure what it says, and its numbers are thrown away."""
+
+
+class DeviceFailed(FlashllmError):
+    """A GPU broke off what it was asked for; the process cannot use it any longer."""
+
+    exit_code = 74
 
 
 class SessionError(FlashllmError):

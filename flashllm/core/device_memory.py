@@ -33,3 +33,6 @@ class DeviceMemory(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all copies have ended."""
+
+    def close(self) -> None:
+        """Give back to the device what nothing uses any longer."""

@@ -31,7 +31,6 @@ def attention(
     # A single token sees nothing beyond its window: of several, each has one of its own.
     seen_first = max(end - tokens + 1 - window, 0) if window else 0
     keys, values = keys[:, seen_first:], values[:, seen_first:]
-    positions = torch.arange(seen_first, end, device=query.device)
     step = max(tile_bytes // (4 * columns * max(end - seen_first, 1)), 1)
     grouped = query.view(tokens, kv_heads, group, columns).permute(1, 2, 0, 3)
     out = torch.empty_like(grouped)
@@ -41,18 +40,28 @@ def attention(
         some_keys = _decoded(keys[own], dtype, columns)[:, None]
         some_values = _decoded(values[own], dtype, columns)[:, None]
         own_sinks = None if sinks is None else sinks.view(kv_heads, group)[own, :, None, None]
-        at_once = max(tile_bytes // (4 * count * group * len(positions)), 1)
+        at_once = max(tile_bytes // (4 * count * group * (end - seen_first)), 1)
         for start in range(0, tokens, at_once):
             part = slice(start, min(start + at_once, tokens))
             scores = grouped[own, :, part] @ some_keys.transpose(2, 3) * scale
-            places = torch.arange(end - tokens + part.start, end - tokens + part.stop,
-                                  device=query.device)[:, None]  # fmt: skip
-            hidden = positions > places
-            if window:
-                hidden |= positions <= places - window
-            scores = scores.masked_fill(hidden, -torch.inf)
+            if tokens > 1:  # a single one sees all that is left
+                hidden = _hidden(seen_first, end, end - tokens + part.start,
+                                 part.stop - part.start, window, query.device)  # fmt: skip
+                scores = scores.masked_fill(hidden, -torch.inf)
             out[own, :, part] = _softmax(scores, own_sinks) @ some_values
     return out.permute(2, 0, 1, 3).reshape(tokens, heads, columns)
+
+
+def _hidden(
+    seen_first: int, end: int, first: int, tokens: int, window: int, device: torch.device
+) -> Tensor:
+    """Which positions, seen_first to end - 1, each of the tokens from `first` on does not see."""
+    positions = torch.arange(seen_first, end, device=device)
+    places = torch.arange(first, first + tokens, device=device)[:, None]
+    hidden = positions > places
+    if window:
+        hidden |= positions <= places - window
+    return hidden
 
 
 def _decoded(rows: Tensor, dtype: str, columns: int) -> Tensor:

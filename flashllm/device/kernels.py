@@ -30,6 +30,9 @@ _Floats = NDArray[np.float32]
 _Rows = NDArray[np.uint8]
 _Ids = NDArray[np.int32]
 _Arguments = ParamSpec("_Arguments")
+_RUN_BYTES = 64 << 10
+"""Rows in DRAM that follow one another and are as many are copied by themselves: to begin a copy
+takes some microseconds."""
 
 
 def _guarded(method: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
@@ -77,7 +80,7 @@ class TorchKernels(core.Kernels):
             vectors @ decode(encoded[part], dtype, x.shape[1]).T
             for part in self._tiles(len(encoded), x.shape[1])
         ]
-        out[...] = self.memory.download(torch.cat(parts, dim=1))
+        out[...] = self.memory.download(_together(parts, 1))
 
     def dot_rows(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
@@ -103,12 +106,12 @@ class TorchKernels(core.Kernels):
 
     @_guarded
     def _dots(self, places: _Places, ids: _Ids, x: _Floats, out: _Floats) -> None:
-        vectors, numbers = self.memory.upload(x), self.memory.upload(ids)
+        vectors, numbers = self._uploaded_together(x, ids)
         parts = [
             vectors @ places.rows(numbers[part]).T for part in self._tiles(len(ids), places.columns)
         ]
         if parts:
-            out[...] = self.memory.download(torch.cat(parts, dim=1))
+            out[...] = self.memory.download(_together(parts, 1))
 
     def dot_rows_each(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
@@ -134,7 +137,7 @@ class TorchKernels(core.Kernels):
             for part in self._tiles(end - start, places.columns)
         ]
         if found:
-            out[...] = self.memory.download(torch.cat(found))
+            out[...] = self.memory.download(_together(found, 0))
 
     def weighted_sum_rows(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
@@ -164,11 +167,19 @@ class TorchKernels(core.Kernels):
     def _sums(self, places: _Places, ids: _Ids, weights: _Floats, out: _Floats) -> None:
         if not len(ids):
             return
-        factors, numbers = self.memory.upload(weights), self.memory.upload(ids)
-        total = torch.zeros(out.shape, device=self.memory.device)
-        for part in self._tiles(len(ids), places.columns):
-            total += factors[:, part] @ places.rows(numbers[part])
-        out += self.memory.download(total)
+        factors, numbers = self._uploaded_together(weights, ids)
+        first, *others = (
+            factors[:, part] @ places.rows(numbers[part])
+            for part in self._tiles(len(ids), places.columns)
+        )
+        for sums in others:
+            first += sums
+        out += self.memory.download(first)
+
+    def _uploaded_together(self, floats: _Floats, ids: _Ids) -> tuple[Tensor, Tensor]:
+        """Copies on the device, by one copy: to begin one takes longer than these bytes."""
+        both = self.memory.upload(np.concatenate((floats.reshape(-1).view(np.int32), ids)))
+        return both[: floats.size].view(torch.float32).view(floats.shape), both[floats.size :]
 
     def weighted_sum_rows_each(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
@@ -270,18 +281,42 @@ class TorchKernels(core.Kernels):
     def _copy(self, rows: _Rows, row_ids: _Ids, nbytes: int, to: _Rows, to_ids: _Ids) -> None:
         memory = self.memory
         if is_there(rows):
-            found = _picked(_whole_rows(tensor_of(rows), nbytes), row_ids)
+            found = self._picked(_whole_rows(tensor_of(rows), nbytes), row_ids)
         else:
-            # In one copy where rows follow one another, which needs no memory between.
-            found = _picked(_whole_rows(torch.from_numpy(rows), nbytes), row_ids)
-        if not is_there(to):
+            found = self._uploaded(_whole_rows(torch.from_numpy(rows), nbytes), row_ids)
+        if is_there(to):
+            self._put(_whole_rows(tensor_of(to), nbytes), to_ids, found)
+        else:
             places = _whole_rows(torch.from_numpy(to), nbytes)
-            _put(places, to_ids, torch.from_numpy(memory.download(found)))
-            return
-        if not is_there(rows):
-            memory.bytes_up += found.nbytes
-        found = found.to(memory.device, non_blocking=True)
-        _put(_whole_rows(tensor_of(to), nbytes), to_ids, found)
+            places[torch.from_numpy(to_ids).long()] = torch.from_numpy(memory.download(found))
+
+    def _picked(self, rows: Tensor, ids: _Ids) -> Tensor:
+        """Rows on the device by number: a view where they follow one another."""
+        if _follow_one_another(ids):
+            return rows[int(ids[0]) : int(ids[-1]) + 1]
+        return rows.index_select(0, self.memory.upload(ids))
+
+    def _uploaded(self, rows: Tensor, ids: _Ids) -> Tensor:
+        """Copies on the device of rows in DRAM by number.
+
+        Those that follow one another are copied from where they are, which may be locked in DRAM,
+        unless they are so short that to put them together first takes less time.
+        """
+        ends = np.append(np.flatnonzero(np.diff(ids) != 1) + 1, len(ids))
+        if len(ends) > 1 and len(ids) * rows.shape[1] < len(ends) * _RUN_BYTES:
+            return self.memory.copied(rows.index_select(0, torch.from_numpy(ids)))
+        runs = [
+            self.memory.copied(rows[int(ids[start]) : int(ids[end - 1]) + 1])
+            for start, end in _runs(ends)
+        ]
+        return _together(runs, 0)
+
+    def _put(self, places: Tensor, ids: _Ids, rows: Tensor) -> None:
+        """Rows on the device to places there by number."""
+        if _follow_one_another(ids):
+            places[int(ids[0]) : int(ids[-1]) + 1].copy_(rows)
+        else:
+            places.index_copy_(0, self.memory.upload(ids.astype(np.int64)), rows)
 
     def _tiles(self, count: int, columns: int) -> Iterator[slice]:
         """Ranges of `count` rows that are decoded together."""
@@ -308,24 +343,17 @@ class _Places:
         return decode(self._rows.index_select(0, numbers), self._dtype, self.columns)
 
 
+def _together(parts: list[Tensor], dimension: int) -> Tensor:
+    """Parts after one another; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dimension)
+
+
 def _whole_rows(raw: Tensor, nbytes: int) -> Tensor:
     return raw[: len(raw) // nbytes * nbytes].view(-1, nbytes)
 
 
-def _picked(rows: Tensor, ids: _Ids) -> Tensor:
-    """Rows by number: a view where they follow one another."""
-    first = int(ids[0])
-    if np.array_equal(ids, np.arange(first, first + len(ids))):
-        return rows[first : first + len(ids)]
-    return rows.index_select(0, torch.from_numpy(ids).to(rows.device))
-
-
-def _put(places: Tensor, ids: _Ids, rows: Tensor) -> None:
-    first = int(ids[0])
-    if np.array_equal(ids, np.arange(first, first + len(ids))):
-        places[first : first + len(ids)].copy_(rows, non_blocking=True)
-    else:
-        places.index_copy_(0, torch.from_numpy(ids).to(places.device, torch.int64), rows)
+def _follow_one_another(ids: _Ids) -> bool:
+    return bool(ids[-1] - ids[0] == len(ids) - 1 and np.all(np.diff(ids) == 1))
 
 
 def _runs(ends: NDArray[Any]) -> Iterator[tuple[int, int]]:

@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
-from flashllm.errors import OutOfMemory
+from flashllm.errors import DeviceFailed, OutOfMemory
 from flashllm.units import format_bytes
+
+_NO_MEMORY = (
+    "out of memory",
+    "allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+)
+"""What errors of torch say, beside its own class for them, where a library of the device's maker
+found no memory for itself."""
 
 
 class DeviceBytes:
@@ -57,7 +66,9 @@ class TorchMemory:
         self.bytes_down = 0
         """Bytes copied from the device."""
         self.pin_problem = ""
-        """Why buffers are not locked in DRAM; "" where they are, or where nothing gains by it."""
+        """Why a buffer is not locked in DRAM; "" where all are, or where nothing gains by it."""
+        self._pinned: set[int] = set()
+        """Addresses of the buffers that are locked."""
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         """Bytes there, zero; `OutOfMemory` where there are not so many."""
@@ -80,9 +91,24 @@ class TorchMemory:
         return cast("NDArray[np.uint8]", DeviceBytes(tensor, self))
 
     def upload(self, array: NDArray[Any]) -> Tensor:
-        """A copy of an array there."""
-        self.bytes_up += array.nbytes
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        """A copy of an array there, of which nobody waits for the end."""
+        return self.copied(torch.from_numpy(np.ascontiguousarray(array)))
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """A copy there of a tensor in DRAM, of which nobody waits for the end.
+
+        What is locked in DRAM must not change until `synchronize`; all else may, at once.
+        """
+        self.bytes_up += tensor.nbytes
+        return tensor.to(self.device, non_blocking=self.copies_beside)
+
+    @property
+    def copies_beside(self) -> bool:
+        """Whether copies to the device run beside the rest.
+
+        CUDA stages what is not locked in DRAM before the call returns; nobody else promises that.
+        """
+        return self.device.type == "cuda"
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """A copy of a tensor in DRAM, once all that it depends on has ended."""
@@ -96,25 +122,50 @@ class TorchMemory:
             return
         # The reader's buffers are page-aligned for direct reads; torch's own pinned memory need
         # not be.
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        status = runtime.cudaHostRegister(buffer.address, buffer.nbytes, 0)
-        if int(status) != 0:
-            self.pin_problem = f"cudaHostRegister of {format_bytes(buffer.nbytes)}: {status}"
+        with torch.cuda.device(self.device):
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            status = runtime.cudaHostRegister(buffer.address, buffer.nbytes, 0)
+            if int(status) == 0:
+                self._pinned.add(buffer.address)
+                return
+            words = runtime.cudaGetErrorString(status)
+            self.pin_problem = f"cudaHostRegister of {format_bytes(buffer.nbytes)}: {words}"
+            # CUDA keeps the error, and the next kernel would be blamed for it.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self.device)
 
     def unpin(self, buffer: core.Buffer) -> None:
         """Undo `pin`."""
-        if self.device.type == "cuda" and not self.pin_problem:
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            runtime.cudaHostUnregister(buffer.address)
+        if buffer.address in self._pinned:
+            self._pinned.remove(buffer.address)
+            with torch.cuda.device(self.device):
+                runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                runtime.cudaHostUnregister(buffer.address)
 
     def report(self) -> dict[str, Any]:
-        """What lies there, and what was copied."""
+        """What lies there, and what was copied.
+
+        `bytes_reserved_peak` is the most that torch held of the device for this process since this
+        memory was opened: with what products take at once, and what is left between blocks; None
+        where torch does not say.
+        """
+        peak = None
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_reserved(self.device)
         return {
             "bytes_allocated": self.bytes_allocated,
+            "bytes_reserved_peak": peak,
             "bytes_to_device": self.bytes_up,
             "bytes_from_device": self.bytes_down,
             "pin_problem": self.pin_problem or None,
         }
+
+    def close(self) -> None:
+        """Give back to the device what nothing uses any longer."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
 
     def synchronize(self) -> None:
         """Wait until all copies have ended."""
@@ -125,15 +176,30 @@ class TorchMemory:
 
     @contextlib.contextmanager
     def errors(self, doing: str) -> Iterator[None]:
-        """`OutOfMemory` where the device has no more memory."""
+        """`OutOfMemory` where the device has no more memory, `DeviceFailed` where it broke."""
         try:
             yield
         except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"{self.device} has no more memory ({doing}; {format_bytes(self.bytes_allocated)}"
-                f" are placed there). Give less, with --device-memory, than"
-                f" {format_bytes(self.limit_bytes)}; what does not fit stays in DRAM"
+            raise self._full(doing) from error
+        except torch.AcceleratorError as error:
+            words = str(error).partition("\n")[0]
+            if any(said in words for said in _NO_MEMORY):
+                raise self._full(doing) from error
+            raise DeviceFailed(
+                f"{self.device} failed ({doing}): {words}. It is lost to this process; start again,"
+                " with --device none if it goes on"
             ) from error
+        except RuntimeError as error:
+            if any(said in str(error) for said in _NO_MEMORY):
+                raise self._full(doing) from error
+            raise
+
+    def _full(self, doing: str) -> OutOfMemory:
+        return OutOfMemory(
+            f"{self.device} has no more memory ({doing}; {format_bytes(self.bytes_allocated)}"
+            f" are placed there). Give less, with --device-memory, than"
+            f" {format_bytes(self.limit_bytes)}; what does not fit stays in DRAM"
+        )
 
 
 def is_there(rows: object) -> bool:

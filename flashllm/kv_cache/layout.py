@@ -107,13 +107,24 @@ def least_slots(shape: PageShape) -> int:
     return 2 * shape.block_pages + 4 * shape.kv_heads
 
 
+_STAGED_BYTES = 1 << 20
+"""Pages of short contexts are staged several heads at a time, up to so many bytes: each time has to
+be waited for, and a read of one head is too short to take as long as a wait."""
+
+
+def staged_heads(shape: PageShape, context: int) -> int:
+    """Key heads of a layer whose pages on flash are staged together, of a context of that size."""
+    of_head = shape.blocks(context) * shape.page_bytes
+    return max(min(_STAGED_BYTES // of_head, shape.kv_heads), 1)
+
+
 def plan_pages(
     spec: ModelSpec, context: int, contexts: int, dtype: KvDType, memory_bytes: int
 ) -> PagePlan:
     """Slots and the rest for `memory_bytes`; `UsageError` where they are too few, with the least.
 
-    A step of attention stages a head's pages while it computes with another's, so that both have
-    room: 2 / (layers * kv_heads) of what the keys and values of a context take.
+    A step of attention stages some heads' pages while it computes with others', so that both have
+    room (`staged_heads`).
     """
     shape = PageShape.of(spec, dtype)
     blocks = contexts * shape.blocks(context)
@@ -122,8 +133,8 @@ def plan_pages(
     whole = pages * (shape.page_bytes + _SLOT_RECORD_BYTES) + records
     if memory_bytes >= whole:
         return PagePlan(blocks, pages, 0, whole, 0)
-    staging = 2 * shape.blocks(context)
-    fixed = records + (staging + 1) * shape.page_bytes
+    least_staging = 2 * shape.blocks(context)
+    fixed = records + (least_staging + 1) * shape.page_bytes
     each = shape.page_bytes + _SLOT_RECORD_BYTES
     least = fixed + least_slots(shape) * each
     if memory_bytes < least:
@@ -133,6 +144,15 @@ def plan_pages(
             f" {format_token_count(context)}; expected {least_mib}MiB or more (all of them take"
             f" {-(-whole // MIB)}MiB)"
         )
+    heads = staged_heads(shape, context)
+    # With little memory most of it is slots.
+    while heads > 1 and (
+        2 * heads * least_staging * shape.page_bytes > memory_bytes
+        or least + (heads - 1) * least_staging * shape.page_bytes > memory_bytes
+    ):
+        heads -= 1
+    staging = heads * least_staging
+    fixed += (staging - least_staging) * shape.page_bytes
     slots = min((memory_bytes - fixed) // each, pages)
     return PagePlan(blocks, slots, staging, memory_bytes, pages * shape.page_bytes)
 
@@ -141,10 +161,11 @@ def pages_memory(spec: ModelSpec, context: int, contexts: int, dtype: KvDType, s
     """The `memory_bytes` of `plan_pages` for a share of all pages in DRAM, or else the least."""
     shape = PageShape.of(spec, dtype)
     pages = contexts * shape.blocks(context) * shape.block_pages
-    staging = 2 * shape.blocks(context)
     slots = max(round(share * pages), least_slots(shape))
-    fixed = pages * _PAGE_RECORD_BYTES + (staging + 1) * shape.page_bytes
-    return fixed + slots * (shape.page_bytes + _SLOT_RECORD_BYTES)
+    held = pages * _PAGE_RECORD_BYTES + shape.page_bytes
+    held += slots * (shape.page_bytes + _SLOT_RECORD_BYTES)
+    staged = 2 * shape.blocks(context) * shape.page_bytes  # of a head
+    return held + staged * max(min(held // staged, staged_heads(shape, context)), 1)
 
 
 SAMPLE_TOKENS = 64

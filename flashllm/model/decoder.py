@@ -510,6 +510,8 @@ class Decoder:
         if self.kv_pool is not None:
             self.kv_pool.close()
         self._kernels.close()
+        if self._device is not None:
+            self._device.close()
 
     def settle(self) -> None:
         """Wait for the reads of a call that failed, so that a call for any context may follow.

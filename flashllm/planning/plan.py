@@ -77,7 +77,7 @@ _PREFILL_BLOCK_BYTES = 4 * MIB
 _SCORE_BYTES = 2 * MIB
 """Scores of a chunk's attention, in all threads together; `kScoreBytes` of the core."""
 _LARGEST_CHUNK = 512
-_CHUNK_SHARE = 16
+CHUNK_SHARE = 16
 """A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
 fast an answer is, and their last few per cent hardly do."""
 _MAX_CHUNK = 1 << 16
@@ -126,7 +126,7 @@ class PrefillShape:
     def bytes(self, spec: ModelSpec, stride: int, blocks: int = LEAST_BLOCKS) -> int:
         """Peak memory of a prefill: a ring of `blocks` blocks, activations, scores of attention."""
         ring = blocks * self.bundles * stride
-        return ring + self.tokens * self._token_bytes(spec) + _SCORE_BYTES
+        return ring + self.tokens * self.token_bytes(spec) + _SCORE_BYTES
 
     def with_tokens(self, tokens: int) -> PrefillShape:
         """The same, for chunks of `tokens`."""
@@ -136,13 +136,13 @@ class PrefillShape:
         """With as large a chunk as `spare_bytes` beyond this one have room for."""
         tokens = self.tokens
         while 2 * tokens <= _LARGEST_CHUNK:
-            if (2 * tokens - self.tokens) * self._token_bytes(spec) > spare_bytes:
+            if (2 * tokens - self.tokens) * self.token_bytes(spec) > spare_bytes:
                 break
             tokens *= 2
         return self.with_tokens(tokens)
 
-    def _token_bytes(self, spec: ModelSpec) -> int:
-        """Activations of one token of a chunk."""
+    def token_bytes(self, spec: ModelSpec) -> int:
+        """Activations of one token of a chunk, or of one context of a block's step."""
         if spec.experts is not None:
             # At the worst all tokens choose the same expert: gate and up, then what comes of them,
             # its input and its output; and the router's logits, scores, order and weights.
@@ -318,11 +318,11 @@ def make_plan(
         if fitting_words := _fitting_options(spec, sizes, options, profile):
             message += f", or {fitting_words}"
         raise MemoryCeilingTooSmall(message, smallest_bytes)
-    least = _prefill_shape(spec, sizes, options)
+    least = prefill_shape(spec, sizes, options)
     spare_bytes = ceiling_bytes - split["reserve"] - needed_bytes
     chunk_is_given = options.chunk_tokens is not None
-    shape = least if chunk_is_given else least.grown(spec, spare_bytes // _CHUNK_SHARE)
-    split["prefill"] += shape.bytes(spec, sizes.stride) - least.bytes(spec, sizes.stride)
+    shape = least if chunk_is_given else least.grown(spec, spare_bytes // CHUNK_SHARE)
+    split["prefill"] += _activated(spec, options, shape) - _activated(spec, options, least)
     activity, bundles = sizes.activity, shape.bundles
     most = None if options.slot_memory is None else options.slot_memory // sizes.stride
     allocator = SlotAllocator(spec, sizes.stride, activity, select, policy, window, bundles, most)
@@ -495,6 +495,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
     pages = _kv_pages(spec, options)
     kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes
     request, on_device = _device_request(spec, sizes.stride, options), 0
+    shape = prefill_shape(spec, sizes, options)
     if request is not None:
         placed = request.place()
         kv -= placed.split["kv"]
@@ -508,8 +509,15 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "predictors": sizes.predictors if options.select == "predicted" else 0,
         "checksums": checksum_bytes(spec, _verify(options)),
         "kv": kv + _selection_bytes(spec, context, contexts, options) + score_bytes(spec, context),
-        "prefill": _prefill_shape(spec, sizes, options).bytes(spec, sizes.stride),
+        "prefill": shape.bytes(spec, sizes.stride)
+        + _activated(spec, options, shape)
+        - shape.tokens * shape.token_bytes(spec),
     }
+
+
+def _activated(spec: ModelSpec, options: ModelOptions, shape: PrefillShape) -> int:
+    """Activations of a chunk, or of a step of all contexts of a block where these are more."""
+    return max(shape.tokens, _contexts(options)) * shape.token_bytes(spec)
 
 
 def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: ModelOptions) -> int:
@@ -519,9 +527,15 @@ def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: Mode
     return contexts * selection_bytes(spec, context, selection) + skewing
 
 
-def _prefill_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> PrefillShape:
-    """The shape with the smallest chunk, or with the one that was asked for."""
+def prefill_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> PrefillShape:
+    """The shape with the smallest chunk, or with the one that was asked for.
+
+    All contexts of a block take a step together. A chunk may have as many tokens: the memory is
+    there.
+    """
     shape = PrefillShape.of(spec, sizes.stride)
+    while 2 * shape.tokens <= min(_contexts(options), _LARGEST_CHUNK):
+        shape = shape.with_tokens(2 * shape.tokens)
     return shape.with_tokens(
         _within("chunk_tokens", options.chunk_tokens, shape.tokens, _MAX_CHUNK)
     )

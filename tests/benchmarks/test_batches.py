@@ -54,16 +54,20 @@ def test_the_bound_is_the_larger_of_products_and_reads() -> None:
     assert bound.seconds == max(bound.disk_seconds, bound.product_seconds)
 
 
-def test_settings_have_each_choice_and_full_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_have_each_pair_and_full_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_equal, "least_mib", lambda _: 100)
     some = list(batch_equal.settings("m", full=False))
-    words = set(itertools.chain.from_iterable(some))
-    assert {"164MiB", "228MiB", *batch_equal.SCHEDULES, *batch_equal.OVERLAPS} <= words
-    for policy in batch_equal.POLICIES:
-        assert any(flags[: len(policy)] == policy for flags in some)
-    every = list(batch_equal.settings("m", full=True))
-    assert len(set(every)) == len(every) == 5 * 3 * 3 * 2
-    assert set(some) <= set(every)
+    ceilings = ((), ("--memory", "164MiB"), ("--memory", "228MiB"))
+    schedules = [("--schedule", name) for name in batch_equal.SCHEDULES]
+    overlaps = [("--overlap", name) for name in batch_equal.OVERLAPS]
+    kinds = (batch_equal.POLICIES, ceilings, schedules, overlaps)
+    every = {sum(chosen, ()): chosen for chosen in itertools.product(*kinds)}
+    assert set(batch_equal.settings("m", full=True)) == set(every)
+    assert len(every) == 5 * 3 * 3 * 2
+    for one, other in itertools.combinations(range(len(kinds)), 2):
+        pairs = {(every[flags][one], every[flags][other]) for flags in some}
+        assert pairs == set(itertools.product(kinds[one], kinds[other]))
+    assert 15 <= len(some) <= 18
 
 
 def test_rows_are_the_same_each_time_and_share_no_beginning(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""Models that lie on a device as far as it has room; torch on the CPU stands in for it.
+"""Models that lie on a device as far as it has room: each that torch has here, the CPU too.
 
-The oracle is the same model without a device. In f32 and f16 only the order of sums differs.
+The oracle is the same model without a device. With weights in f32 and f16 and keys and values in
+f32 only the order of sums differs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from tests.support.tiny import tiny
 
 PROMPT = [5, 17, 40, 8, 61, 33, 12, 9, 77, 50]
 TOKENS = (3, 7, 9, 3, 44, 90)
-FLOATS, GROUPS = 1e-5, 2e-3
-"""Of the largest logit; the core rounds vectors to 14 bits where weights are in groups."""
+FLOATS, ROUNDED, GROUPS = 1e-5, 1e-3, 2e-3
+"""Of the largest logit. Another order of sums differs by some 10^-6. Keys and values in f16 may
+then be rounded the other way, by 2^-10 of one, and the core rounds vectors to 14 bits where weights
+are in groups."""
 
 
 @pytest.fixture(scope="module")
@@ -59,35 +62,41 @@ def logits_of(decoder: Decoder) -> NDArray[np.float32]:
     return np.array(found)
 
 
-def on_device(directory: Path, nbytes: int = 64 * MIB, **options: Any) -> Model:
-    return open_model(directory, device="cpu-torch", device_memory=nbytes, **options)
+def on_device(device: str, directory: Path, nbytes: int = 64 * MIB, **options: Any) -> Model:
+    return open_model(directory, device=device, device_memory=nbytes, **options)
 
 
-def placed_split(directory: Path, **options: Any) -> dict[str, int]:
+def placed_split(device: str, directory: Path, **options: Any) -> dict[str, int]:
     """The parts of what lies on a device that has room for everything."""
-    with on_device(directory, **options) as model:
+    with on_device(device, directory, **options) as model:
         assert model.plan.device is not None
         return model.plan.device.split
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "tolerance"),
+    ("kind", "dtype", "kv_dtype", "tolerance"),
     [
-        ("relu", "f32", FLOATS),
-        ("relu", "int4", GROUPS),
-        ("silu", "f16", FLOATS),
-        ("silu", "int8", GROUPS),
-        ("experts", "f16", FLOATS),
-        ("experts", "int4", GROUPS),
+        ("relu", "f32", "f32", FLOATS),
+        ("relu", "int4", "f16", GROUPS),
+        ("silu", "f16", "f32", FLOATS),
+        ("silu", "f16", "f16", ROUNDED),
+        ("silu", "int8", "f16", GROUPS),
+        ("experts", "f16", "f32", FLOATS),
+        ("experts", "int4", "f16", GROUPS),
     ],
 )
 def test_answers_are_near_those_without_a_device_at_any_split(
-    models: Callable[[str, str], Path], kind: str, dtype: str, tolerance: float
+    device: str,
+    models: Callable[[str, str], Path],
+    kind: str,
+    dtype: str,
+    kv_dtype: Any,
+    tolerance: float,
 ) -> None:
     directory = models(kind, dtype)
-    with open_model(directory) as model:
+    with open_model(directory, kv_dtype=kv_dtype) as model:
         expected, slots = logits_of(model.decoder), model.plan.split["slots"]
-    split = placed_split(directory)
+    split = placed_split(device, directory, kv_dtype=kv_dtype)
     base = split["workspace"]
     everything = sum(split.values())
     for nbytes, layers in (
@@ -96,7 +105,7 @@ def test_answers_are_near_those_without_a_device_at_any_split(
         (base + split["matrices"] + split["kv"] // 2, (0, 1)),
         (base + split["matrices"] // 2, (0, 0)),
     ):
-        with on_device(directory, nbytes) as model:
+        with on_device(device, directory, nbytes, kv_dtype=kv_dtype) as model:
             placed, plan = model.plan.device, model.plan
             assert placed is not None
             assert (placed.slot_layers, placed.kv_layers) == layers
@@ -136,16 +145,21 @@ def check_slots(model: Model, directory: Path) -> int:
 @pytest.mark.parametrize("kind", ["relu", "experts"])
 @pytest.mark.parametrize("overlap", ["none", "layer"])
 def test_few_slots_on_the_device_are_filled_and_evicted(
-    models: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, kind: str, overlap: Any
+    device: str,
+    models: Callable[[str, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    overlap: Any,
 ) -> None:
     directory = models(kind, "f32")
-    with on_device(directory, overlap=overlap) as model:
+    with on_device(device, directory, overlap=overlap, kv_dtype="f32") as model:
         whole = logits_of(model.decoder)
         assert model.plan.device is not None
         split = model.plan.device.split
     fewest = {"relu": 64, "experts": 2}[kind]
     give_few_slots(monkeypatch, fewest)
-    with on_device(directory, sum(split.values()), overlap=overlap) as model:
+    room = sum(split.values())
+    with on_device(device, directory, room, overlap=overlap, kv_dtype="f32") as model:
         assert model.plan.slots_per_layer == (fewest, fewest)
         decoder, counters = model.decoder, model.decoder.pool.counters
         found = logits_of(decoder)
@@ -174,10 +188,11 @@ def give_few_slots(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
 
 
 def test_several_contexts_and_kept_prefixes_go_through_the_device(
+    device: str,
     models: Callable[[str, str], Path],
 ) -> None:
     directory, prompts = models("relu", "f32"), [PROMPT, PROMPT[:6], [9, 8, 7]]
-    with on_device(directory, contexts=3) as model:
+    with on_device(device, directory, contexts=3) as model:
         alone = [[token.id for token in model.generate(ids, 6)] for ids in prompts]
         contexts = [model.decoder.context, *(model.new_context() for _ in range(2))]
         going = [
@@ -194,10 +209,12 @@ def test_several_contexts_and_kept_prefixes_go_through_the_device(
         assert [[token.id for token in model.generate(ids, 6)] for ids in prompts] == alone
 
 
-def test_memory_that_is_given_back_is_not_the_devices(models: Callable[[str, str], Path]) -> None:
+def test_memory_that_is_given_back_is_not_the_devices(
+    device: str, models: Callable[[str, str], Path]
+) -> None:
     directory = models("relu", "f32")
-    split = placed_split(directory)
-    with on_device(directory, sum(split.values()) - split["slots"] // 2) as model:
+    split = placed_split(device, directory)
+    with on_device(device, directory, sum(split.values()) - split["slots"] // 2) as model:
         expected, decoder = logits_of(model.decoder), model.decoder
         decoder.ask_to_release(64 * MIB)
         found = logits_of(decoder)
@@ -231,23 +248,23 @@ def test_what_cannot_be_is_refused(
 
 
 def test_a_device_that_cannot_multiply_an_encoding_is_refused(
-    models: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    device: str, models: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise NotImplementedError("no such operator on this device\nand more")
 
     monkeypatch.setattr("flashllm.device.kernels.decode", refuse)
     with pytest.raises(UsageError, match=r"cannot multiply weights in int4 \(no such operator on"):
-        on_device(models("relu", "int4"))
+        on_device(device, models("relu", "int4"))
 
 
 def test_a_device_that_is_full_is_an_error_that_says_what_to_do(
-    models: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    device: str, models: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no more")
 
-    with on_device(models("relu", "f32")) as model:
+    with on_device(device, models("relu", "f32")) as model:
         monkeypatch.setattr("flashllm.device.kernels.decode", refuse)
         with pytest.raises(OutOfMemory, match="Give less, with --device-memory, than 64"):
             model.decoder.prefill(PROMPT)
@@ -256,13 +273,13 @@ def test_a_device_that_is_full_is_an_error_that_says_what_to_do(
         model.decoder.prefill(PROMPT)
 
 
-def test_the_demo_answers_the_same(demo: Path) -> None:
+def test_the_demo_answers_the_same(device: str, demo: Path) -> None:
     prompt = "What is a cat?"
     with open_model(demo) as model:
         expected = model.generate(prompt, 16).complete().ids
-    with on_device(demo, 200 * MIB) as model:
+    with on_device(device, demo, 200 * MIB) as model:
         generation = model.generate(prompt, 16).complete()
         report = generation.report()
     assert generation.ids == expected
     assert report["device"]["realised"]["wg"] > 0.9
-    assert report["device"]["name"] == "cpu-torch"
+    assert report["device"]["name"] == device

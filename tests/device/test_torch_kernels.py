@@ -1,4 +1,4 @@
-"""Products on a device, held against the core's: torch on the CPU stands in for the device."""
+"""Products on each device that torch has here, the CPU too, held against the core's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.device.kernels import TorchKernels
 from flashllm.device.memory import TorchMemory
+from flashllm.device.opening import (
+    check_precision,
+    check_products,
+    find_device,
+    open_memory,
+)
 from flashllm.dtypes import DTYPES, row_bytes
+from flashllm.errors import DeviceFailed, OutOfMemory, UsageError
 
 TOLERANCE = {"f32": 1e-6, "f16": 1e-6, "bf16": 1e-6, "int8": 2e-3, "int4": 2e-3, "mxfp4": 2e-3}
 """Of the largest product: the core rounds vectors to 14 bits for encodings by groups."""
@@ -21,8 +28,8 @@ RANDOM = np.random.default_rng(5)
 
 
 @pytest.fixture
-def memory() -> TorchMemory:
-    return TorchMemory(torch.device("cpu"), 1 << 30)
+def memory(device: str) -> TorchMemory:
+    return open_memory(find_device(device), 1 << 30)
 
 
 @pytest.fixture
@@ -150,17 +157,21 @@ def test_attention_is_the_cores(
 
 @pytest.mark.parametrize("there", [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("run_bytes", [1, 1 << 20])
 def test_rows_are_copied_between_all_places(
     both: tuple[core.Kernels, TorchKernels],
     memory: TorchMemory,
+    monkeypatch: pytest.MonkeyPatch,
     there: tuple[bool, bool],
     in_order: bool,
+    run_bytes: int,
 ) -> None:
     plain, device = both
+    monkeypatch.setattr("flashllm.device.kernels._RUN_BYTES", run_bytes)
     source = RANDOM.integers(0, 256, 83).astype(np.uint8)  # of rows of 8 bytes, and a rest
     target = RANDOM.integers(0, 256, 64).astype(np.uint8)
-    ids = np.array([2, 3, 4] if in_order else [9, 0, 4], np.int32)
-    to_ids = np.array([5, 6, 7] if in_order else [1, 7, 2], np.int32)
+    ids = np.array([2, 3, 4] if in_order else [9, 3, 4, 0], np.int32)
+    to_ids = np.array([5, 6, 7] if in_order else [1, 7, 2, 3], np.int32)
     expected = target.copy()
     plain.copy_rows(source, ids, 8, expected, to_ids)
     own = [
@@ -181,3 +192,106 @@ def test_what_has_no_rows_is_nothing(
     both[1].weighted_sum_rows(*where, out, none, sums)
     both[1].copy_rows(rows, none, 8, rows, none)
     assert np.array_equal(sums, before)
+
+
+def test_staging_may_change_once_copies_have_ended(
+    both: tuple[core.Kernels, TorchKernels], memory: TorchMemory
+) -> None:
+    row, rows = 1 << 16, 64
+    buffer = core.Buffer(rows * row)
+    memory.pin(buffer)
+    assert memory.report()["pin_problem"] is None
+    there, ids = memory.allocate(2 * rows * row), np.arange(rows, dtype=np.int32)
+    for start, number in ((0, 3), (rows, 9)):
+        buffer.array()[:] = number
+        both[1].copy_rows(buffer.array(), ids, row, there, ids + np.int32(start))
+        memory.synchronize()
+    buffer.array()[:] = 0
+    memory.unpin(buffer)
+    found = np.asarray(there).reshape(2, -1)
+    assert (found[0] == 3).all()
+    assert (found[1] == 9).all()
+
+
+def test_what_is_not_locked_may_change_at_once(memory: TorchMemory) -> None:
+    array = np.full(1 << 22, 7, np.uint8)
+    there = memory.upload(array)
+    if memory.device.type != "cpu":  # there the copy is the array itself
+        array[:] = 1
+    assert (memory.download(there) == 7).all()
+
+
+def test_a_buffer_that_cannot_be_locked_is_a_remark(
+    both: tuple[core.Kernels, TorchKernels], memory: TorchMemory
+) -> None:
+    if memory.device.type != "cuda":
+        pytest.skip("buffers are locked for CUDA alone")
+    buffer, other = core.Buffer(1 << 16), core.Buffer(1 << 16)
+    memory.pin(buffer)
+    memory.pin(buffer)  # which CUDA refuses
+    problem = memory.report()["pin_problem"]
+    assert problem.startswith("cudaHostRegister of 64.0 KiB: ")
+    assert "already" in problem
+    check_products(both[1], set(DTYPES))  # and nothing else is blamed for it
+    memory.pin(other)
+    for one in (other, buffer):
+        memory.unpin(one)
+    memory.pin_problem = ""
+    memory.pin(buffer)  # it was unlocked
+    assert memory.report()["pin_problem"] is None
+    memory.unpin(buffer)
+
+
+def test_what_a_device_has_no_room_for_is_refused(
+    both: tuple[core.Kernels, TorchKernels], memory: TorchMemory
+) -> None:
+    with pytest.raises(OutOfMemory, match="has no more memory"):
+        memory.allocate(1 << 50)
+    check_products(both[1], set(DTYPES))
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), OutOfMemory),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OutOfMemory),
+        (torch.AcceleratorError("CUDA error: out of memory\nand more"), OutOfMemory),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nand more"), DeviceFailed),
+        (RuntimeError("shapes cannot be multiplied"), RuntimeError),
+    ],
+)
+def test_errors_of_a_device_are_ours(error: Exception, ours: type[Exception]) -> None:
+    memory = TorchMemory(torch.device("cpu"), 1 << 30)
+    with pytest.raises(ours) as raised, memory.errors("computing"):
+        raise error
+    assert type(raised.value) is ours
+    assert "and more" not in str(raised.value)
+
+
+def test_rounded_factors_are_found_out(
+    both: tuple[core.Kernels, TorchKernels],
+    memory: TorchMemory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_products(both[1], set(DTYPES))
+    upload = memory.upload
+    monkeypatch.setattr(  # to ten bits, as TF32 does
+        memory, "upload", lambda array: upload(
+            (array.view(np.int32) + 4096 & -8192).view(np.float32)
+            if array.dtype == np.float32 else array
+        )
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"multiplies weights in f16 wrongly: .*If TF32 is on"):
+        check_products(both[1], {"f16"})
+
+
+def test_factors_that_torch_lets_cuda_round_are_refused() -> None:
+    cuda = torch.device("cuda")  # which need not be there
+    check_precision(cuda)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(UsageError, match=r"cuda would round .* TF32 is on"):
+            check_precision(cuda)
+        check_precision(torch.device("cpu"))
+    finally:
+        torch.set_float32_matmul_precision("highest")

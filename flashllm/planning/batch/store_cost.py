@@ -8,6 +8,7 @@ tokens, memory. Rows of a block are taken to use neurons independently of each o
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
@@ -15,10 +16,10 @@ from typing import Final
 from flashllm.errors import ProfileError
 from flashllm.hardware.curves import MachineRates
 from flashllm.hardware.machine_profile import Profile
-from flashllm.kv_cache.layout import kv_bytes
+from flashllm.kv_cache.layout import PageShape, kv_bytes, staged_heads
 from flashllm.options import DEFAULT_KV_DTYPE
 from flashllm.planning.advisor import Scenario
-from flashllm.planning.batch.applied_policy import BARRED
+from flashllm.planning.batch.applied_policy import BARRED, ROWS_MAX
 from flashllm.planning.batch.block_cost import BlockCost, MemoryNeed, Phase
 from flashllm.planning.batch.placement import Affine, affine, shares
 from flashllm.planning.batch.policy import Block, Workload
@@ -29,7 +30,14 @@ from flashllm.planning.cost_model import (
     ResidentBytes,
     rates_suffice,
 )
-from flashllm.planning.plan import GAP_BYTES, MAX_READ_BYTES, smallest_ceiling
+from flashllm.planning.plan import (
+    CHUNK_SHARE,
+    GAP_BYTES,
+    MAX_READ_BYTES,
+    PrefillShape,
+    prefill_shape,
+    smallest_ceiling,
+)
 from flashllm.planning.token_traffic import merged_reads
 from flashllm.spec import ModelSpec
 
@@ -37,9 +45,6 @@ WRITE_SHARE: Final = 0.5
 ASSUMED: Final = (
     f"writing to flash at {WRITE_SHARE:g} of the rate of reading, which no profile measures",
 )
-_ACTIVATION_BYTES = 4
-_BUFFERS = 10
-"""Vectors of the model's width that a row's step needs at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,8 @@ class StoreModel:
         _, _, wd, _, _, cd, _, _, _ = shares()
         spec, layers = self.scenario.spec, self.scenario.spec.n_layers
         tokens = block.rows * self.work.prompt_tokens
+        # Each chunk of all rows' prompts goes through all layers, and reads each once.
+        passes = math.ceil(tokens / self._chunk_tokens(block))
         weights = (self._resident.attention + self._resident.gate) * tokens
         bundles = self._ffn_bytes * spec.multiplied_share * tokens
         products = weights / self._chunk(spec.matrix_dtype) + bundles / self._chunk(spec.dtype)
@@ -177,7 +184,7 @@ class StoreModel:
         seen = self.work.prompt_tokens / 2
         kv = tokens * self._row_kv_bytes / layers
         return {
-            "weights from flash": wd * (self._ffn_bytes / layers / self._in_order),
+            "weights from flash": wd * (passes * self._ffn_bytes / layers / self._in_order),
             "kv to flash": cd * (kv / (WRITE_SHARE * self._in_order)),
             "products": affine(products / layers),
             "attention": affine(kv * seen / self._dram),
@@ -192,7 +199,7 @@ class StoreModel:
         kv = block.rows * self._row_kv_bytes / layers
         return {
             "weights from flash": wd * self._bundles_seconds(block.rows),
-            "kv from flash": cd * (kv * seen / self._in_order),
+            "kv from flash": cd * (block.rows * self._row_kv_seconds(seen)),
             "kv to flash": cd * (kv / (WRITE_SHARE * self._in_order)),
             "products": affine(block.batches * self._products_seconds(block.batch_rows)),
             "attention": affine(kv * seen / self._dram),
@@ -202,6 +209,55 @@ class StoreModel:
             )
             + cd * (block.rows * beside.flash_row_layer_seconds),
         }
+
+    @property
+    def _pages(self) -> PageShape:
+        dtype = self.scenario.options.kv_dtype or DEFAULT_KV_DTYPE
+        return PageShape.of(self.scenario.spec, "int4" if self.compress else dtype)
+
+    def _row_kv_seconds(self, seen: float) -> float:
+        """Of reading a layer's keys and values of one row, of so many tokens, from flash.
+
+        The pages of a head are one read. Some heads' are read at once, and the next ones' only when
+        these are there.
+        """
+        pages, heads = self._pages, self.scenario.spec.n_kv_heads
+        at_once = staged_heads(pages, self._context)
+        of_head = seen * self._row_kv_bytes / self.scenario.spec.n_layers / heads
+        reads = max(math.ceil(of_head / MAX_READ_BYTES), 1) * at_once
+        seconds = self._profile.read_seconds(reads, at_once * of_head, self._threads)
+        return heads / at_once * seconds
+
+    @property
+    def _context(self) -> int:
+        """Tokens for which each row has room."""
+        return self.context_tokens or self.work.prompt_tokens + self.work.new_tokens
+
+    def _chunk_tokens(self, block: Block) -> int:
+        """Tokens of all rows' prompts that go through the layers together, if slots take the rest.
+
+        What keys and values on flash leave of the ceiling is not counted, which may be more.
+        """
+        scenario, spec = self.scenario, self.scenario.spec
+        least, fixed = self._shape(block), self._fixed_bytes(block)
+        kv = block.rows * self._context * self._row_kv_bytes
+        spare = self.dram_bytes - fixed - kv
+        if scenario.options.chunk_tokens is not None:
+            return scenario.options.chunk_tokens
+        return least.grown(spec, max(int(spare), 0) // CHUNK_SHARE).tokens
+
+    def _shape(self, block: Block) -> PrefillShape:
+        options = self.scenario.options.having(contexts=min(block.batch_rows, ROWS_MAX))
+        return prefill_shape(self.scenario.spec, self.scenario.sizes, options)
+
+    def _fixed_bytes(self, block: Block) -> float:
+        """What such a block takes at least, besides keys and values."""
+        scenario, spec = self.scenario, self.scenario.spec
+        rows, tokens = min(block.batch_rows, ROWS_MAX), self._context
+        options = scenario.options.having(context=tokens, contexts=rows)
+        smallest = smallest_ceiling(spec, scenario.sizes, options, scenario.profile)
+        held = kv_bytes(spec, tokens, options.kv_dtype or DEFAULT_KV_DTYPE)
+        return float(smallest - rows * held)
 
     def _bundles_seconds(self, rows: int) -> float:
         """Of reading what a token of each row needs of a layer, were none of it in DRAM.
@@ -247,20 +303,15 @@ class StoreModel:
     def _needs(self, block: Block) -> list[MemoryNeed]:
         """What DRAM and flash hold: what a single row needs, and what the block adds."""
         _, wc, _, _, cc, cd, _, _, _ = shares()
-        scenario, spec = self.scenario, self.scenario.spec
-        tokens = self.context_tokens or self.work.prompt_tokens + self.work.new_tokens
-        options = scenario.options.having(context=tokens, contexts=1)
-        one_row = kv_bytes(spec, tokens, options.kv_dtype or DEFAULT_KV_DTYPE)
-        fixed = smallest_ceiling(spec, scenario.sizes, options, scenario.profile) - one_row
-        kv = block.rows * tokens * self._row_kv_bytes
-        staged = 2 * block.batch_rows * tokens * self._row_kv_bytes / spec.n_layers
-        hidden = _ACTIVATION_BYTES * spec.d_model
-        buffers = _BUFFERS * hidden * block.batch_rows
-        held = wc * self._ffn_bytes + cc * kv + cd * staged + (fixed + buffers)
-        files = scenario.sizes.embeddings + scenario.sizes.attention + self._ffn_bytes
+        sizes, pages = self.scenario.sizes, self._pages
+        kv = block.rows * self._context * self._row_kv_bytes
+        heads = staged_heads(pages, self._context)
+        staged = 2 * heads * pages.blocks(self._context) * pages.page_bytes
+        # Hidden states are those of a chunk, or of a step of all rows, which the plan has.
+        held = wc * self._ffn_bytes + cc * kv + cd * staged + self._fixed_bytes(block)
+        files = sizes.embeddings + sizes.attention + self._ffn_bytes
         return [
-            MemoryNeed("dram", "prefill", held + block.rows * self.work.prompt_tokens * hidden),
-            MemoryNeed("dram", "decode", held + block.rows * hidden),
+            *(MemoryNeed("dram", phase, held) for phase in ("prefill", "decode")),
             *(MemoryNeed("flash", phase, cd * kv + files) for phase in ("prefill", "decode")),
         ]
 
