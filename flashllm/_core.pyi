@@ -158,7 +158,11 @@ class Reader:
 class Kernels:
     """Products of encoded rows, on threads of their own, the same for every number of them."""
 
-    def __init__(self, threads: int = 1, isa: str | None = None) -> None: ...
+    def __init__(self, threads: int = 1, isa: str | None = None, fast: bool = False) -> None: ...
+    @property
+    def fast(self) -> bool:
+        """Whether vectors that rows of groups are multiplied with are rounded to 7 bits."""
+
     @property
     def isa(self) -> str: ...
     @property

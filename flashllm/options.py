@@ -68,6 +68,13 @@ tokens, as for those of an answer."""
 PROMPT_NEURONS: tuple[PromptNeurons, ...] = get_args(PromptNeurons)
 DEFAULT_PROMPT_NEURONS: PromptNeurons = "exact"
 
+Arithmetic = Literal["exact", "fast"]
+"""To how many bits a vector is rounded that is multiplied with matrices or neurons in int8, int4 or
+mxfp4: 14, which shows nowhere beside what those weights lost, or 7, which takes half of the
+products. Sums are whole numbers and f32 in both."""
+ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
+DEFAULT_ARITHMETIC: Arithmetic = "exact"
+
 
 @dataclass(frozen=True, slots=True)
 class KvSelection:
@@ -191,6 +198,7 @@ class OverridesWithoutMemory(KvOverrides, total=False):
     contexts: int
     chunk_tokens: int | None
     prompt_neurons: PromptNeurons | None
+    arithmetic: Arithmetic | None
     kv_dir: str | os.PathLike[str] | None
     kv_victims: KvVictims | None
     keep_kv: int | None
@@ -249,6 +257,8 @@ class ModelOptions:
     chunk_tokens: int | None = None
     """Tokens of a prompt that go through the layers together."""
     prompt_neurons: PromptNeurons | None = None
+    arithmetic: Arithmetic | None = None
+    """How vectors are rounded that are multiplied with weights in int8, int4 or mxfp4."""
     keep_kv: int | None = None
     """Bytes on flash for the keys and values of earlier contexts, from which a prompt that begins
     alike goes on; 0 removes those that there are. None neither keeps nor looks."""

@@ -97,9 +97,12 @@ else:
     from flashllm.core.numpy_twin.slots import SlotTable
 
 
-def open_kernels(threads: int) -> Kernels:
-    """Kernels with `threads` threads; `UsageError` if FLASHLLM_ISA names an unavailable set."""
+def open_kernels(threads: int, *, fast: bool = False) -> Kernels:
+    """Kernels with `threads` threads; `UsageError` if FLASHLLM_ISA names an unavailable set.
+
+    `fast` rounds the vectors that rows of groups are multiplied with to 7 bits instead of 14.
+    """
     try:
-        return Kernels(threads=min(threads, _KERNEL_THREADS_MAX))
+        return Kernels(threads=min(threads, _KERNEL_THREADS_MAX), fast=fast)
     except ValueError as error:
         raise UsageError(f"FLASHLLM_ISA: {error}; unset it for the best one") from error

@@ -225,6 +225,7 @@ class Generation:
                 "kv_policy": plan.kv_selection.policy,
                 "kv_lossy": plan.kv_selection.lossy,
                 "prompt_neurons": plan.prompt_neurons,
+                "arithmetic": plan.arithmetic,
                 "overlap": plan.overlap,
                 "verify": plan.verify,
                 "slots": sum(plan.slots_per_layer),

@@ -146,6 +146,7 @@ def kept_context_for(
         "kv_dtype": plan.kv_dtype,
         "selector": plan.select,
         "prompt_neurons": plan.prompt_neurons,
+        "arithmetic": plan.arithmetic,
     }
     if plan.device is not None:  # what is computed there has other last bits
         placed = plan.device

@@ -147,7 +147,7 @@ def _load(
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         on_read = _counting(store, chosen, on_loading)
         if device is None or plan.device is None:
-            kernels = core.open_kernels(KERNEL_THREADS)
+            kernels = core.open_kernels(KERNEL_THREADS, fast=plan.arithmetic == "fast")
             opened.callback(kernels.close)
             resident = store.load_resident(direct, on_read)
         else:

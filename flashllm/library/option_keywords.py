@@ -23,6 +23,7 @@ _KEYWORDS = {
     "overlap": "overlap",
     "verify": "verify",
     "prompt-neurons": "prompt_neurons",
+    "arithmetic": "arithmetic",
     "profile": "profile",
     "keep-kv": "keep_kv",
     "kv-policy": "kv_policy",

@@ -24,6 +24,8 @@ from flashllm.kv_cache.layout import (
     skewing_bytes,
 )
 from flashllm.options import (
+    ARITHMETICS,
+    DEFAULT_ARITHMETIC,
     DEFAULT_CONTEXT,
     DEFAULT_EXPERT_OVERLAP,
     DEFAULT_IO_THREADS,
@@ -37,6 +39,7 @@ from flashllm.options import (
     OVERLAPS,
     PROMPT_NEURONS,
     VERIFIES,
+    Arithmetic,
     KvDType,
     KvSelection,
     KvVictims,
@@ -216,6 +219,8 @@ class Plan:
     """Which weights are held against their checksums when they are read; one of VERIFIES."""
     prompt_neurons: PromptNeurons = DEFAULT_PROMPT_NEURONS
     """Which neurons compute a prompt, where a selector may leave out some that are not zero."""
+    arithmetic: Arithmetic = DEFAULT_ARITHMETIC
+    """How vectors are rounded that weights of groups are multiplied with."""
     union_tokens: int = 0
     """At most so many tokens that go through a layer together read the bundles that any of them
     needs, more of them read the layer. 0 where each needs all."""
@@ -352,6 +357,7 @@ def make_plan(
         contexts=_contexts(options),
         verify=_verify(options),
         prompt_neurons=_prompt_neurons(options),
+        arithmetic=_arithmetic(options),
         union_tokens=union_tokens,
         warm_union_tokens=warm_union_tokens,
     )
@@ -553,6 +559,15 @@ def _prompt_neurons(options: ModelOptions) -> PromptNeurons:
     if name is not None and name not in PROMPT_NEURONS:
         raise UsageError(f"--prompt-neurons {name}: expected one of {', '.join(PROMPT_NEURONS)}")
     return name or DEFAULT_PROMPT_NEURONS
+
+
+def _arithmetic(options: ModelOptions) -> Arithmetic:
+    name = options.arithmetic
+    if name is not None and name not in ARITHMETICS:
+        raise UsageError(f"--arithmetic {name}: expected one of {', '.join(ARITHMETICS)}")
+    if name == "fast" and options.device is not None:
+        raise UsageError("--arithmetic fast is of the CPU's products; leave it out, or --device")
+    return name or DEFAULT_ARITHMETIC
 
 
 def _union_tokens(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.options import (
+    ARITHMETICS,
+    DEFAULT_ARITHMETIC,
     DEFAULT_CONTEXT,
     DEFAULT_EXPERT_OVERLAP,
     DEFAULT_IO_THREADS,
@@ -272,6 +274,15 @@ MODEL_OPTIONS = (
         " default), or selected (those predicted for each of its tokens; sooner, and lossy)",
         "WHICH",
         DEFAULT_PROMPT_NEURONS,
+    ),
+    _choice(
+        "arithmetic",
+        "--arithmetic",
+        ARITHMETICS,
+        "how vectors are rounded that weights in int8, int4 or mxfp4 are multiplied with: exact"
+        " (14 bits; the default), or fast (7 bits; prompts sooner, and lossy)",
+        "HOW",
+        DEFAULT_ARITHMETIC,
     ),
     Option(
         "io_threads",

@@ -85,6 +85,7 @@ class Settings:
             overlap=self.value("overlap"),
             verify=self.value("verify"),
             prompt_neurons=self.value("prompt_neurons"),
+            arithmetic=self.value("arithmetic"),
             direct=not self.value("no_direct"),
             context=self.value("ctx_size"),
             kv_dtype=self.value("kv_dtype"),

@@ -29,6 +29,7 @@ def answer_all(
         kv_memory=model.seen.kv_memory,
         kv_dir=model.seen.kv_dir,
         kv_victims=model.seen.kv_victims,
+        arithmetic=model.seen.arithmetic,
         verify=model.verify,
     )
     ways = {"dense": full}

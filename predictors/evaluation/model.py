@@ -95,7 +95,7 @@ class EvaluatedModel:
         `kv_dtype` is the encoding of keys and values, for all that is compared; `verify` says which
         weights are held against their checksums. `memory` is the ceiling of the process, in bytes,
         what is counted included; None: as little as possible. `seen` says where keys and values
-        are, and which of them an answer sees.
+        are, which of them an answer sees, and how vectors are rounded.
         """
         with Store(directory) as store:
             chosen = choose_selector(store, select)
@@ -109,6 +109,7 @@ class EvaluatedModel:
             kv_memory=seen.kv_memory,
             kv_dir=seen.kv_dir,
             kv_victims=seen.kv_victims,
+            arithmetic=seen.arithmetic,
             verify=verify,
             memory=memory,
             application_bytes=evaluation_bytes(store.spec, stride),

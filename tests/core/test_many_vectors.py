@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from flashllm import _core
-from tests.support.encodings import encode, nbytes_of
+from flashllm.core.numpy_twin.kernels import Kernels as TwinKernels
+from tests.support.encodings import decode, encode, nbytes_of
 
 Make = Callable[..., Any]
 SHAPES = [
@@ -26,7 +27,7 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 @pytest.fixture(params=_core.available_isas())
 def make_native(request: pytest.FixtureRequest) -> Make:
     """Kernels of each instruction set; numpy's take a vector after the other by themselves."""
-    return lambda threads=1: _core.Kernels(threads, request.param)
+    return lambda threads=1, fast=False: _core.Kernels(threads, request.param, fast)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -43,6 +44,37 @@ def test_a_matrix_times_vectors_has_the_bits_of_each_alone(
         out = np.full((vectors, count), np.nan, np.float32)
         make_native(threads).matmul(rows, dtype, x, out)
         assert np.array_equal(out, alone)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
+@pytest.mark.parametrize("shape", [(2, 1, 1), (13, 2080, 25), (25, 1056, 33), (5, 65, 129)])
+def test_fast_products_are_those_of_vectors_in_seven_bits(
+    make_native: Make, dtype: str, shape: tuple[int, int, int]
+) -> None:
+    vectors, columns, count = shape
+    rows = encode(normal((count, columns)), dtype)
+    x = normal((vectors, columns), seed=1)
+    groups = np.zeros((vectors, -(-columns // 32) * 32), np.float32)
+    groups[:, :columns] = x
+    groups = groups.reshape(vectors, -1, 32)
+    largest = np.abs(groups).max(axis=2, keepdims=True)
+    numbers = np.rint(groups * (np.float32(8127) / largest))
+    rounded = 128 * np.floor((numbers + 64) / 128) * (largest.astype(np.float64) / 8127)
+    rounded = rounded.reshape(vectors, -1)[:, :columns]
+    weights = decode(rows, dtype, columns).astype(np.float64)
+    found, alone = (np.empty((vectors, count), np.float32) for _ in range(2))
+    fast = make_native(3, fast=True)
+    fast.matmul(rows, dtype, x, found)
+    for vector, products in zip(x, alone, strict=True):
+        fast.matvec(rows, dtype, vector, products)
+    assert fast.fast
+    assert np.array_equal(found, alone)
+    scale = np.abs(x) @ np.abs(weights.T)
+    assert (np.abs(found - rounded @ weights.T) <= 1e-5 * scale).all()
+    assert columns == 1 or np.abs(found - x @ weights.T).max() > 1e-3
+    twin = np.empty((vectors, count), np.float32)
+    TwinKernels(fast=True).matmul(rows, dtype, x, twin)
+    assert np.allclose(found, twin, rtol=1e-5, atol=1e-5 * scale.max())
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -140,6 +140,24 @@ def test_experts_in_mxfp4(checkpoint: Callable[[str], Path], tmp_path: Path) -> 
     check(tmp_path / "model", "router")
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_fast_arithmetic(checkpoint: Callable[[str], Path], dtype: str, tmp_path: Path) -> None:
+    convert(checkpoint("gated"), tmp_path / "model", dtype=dtype)
+    found = []
+    for arithmetic in ("fast", "exact"):
+        for chunk in CHUNKS:
+            decoder, plan, store = load_decoder(
+                tmp_path / "model", select="all", chunk_tokens=chunk, arithmetic=arithmetic
+            )
+            assert plan.arithmetic == arithmetic
+            with store:
+                found.append(decoder.logits(IDS))
+    fast, exact = found[: len(CHUNKS)], found[len(CHUNKS) :]
+    assert all(np.array_equal(one, fast[0]) for one in fast)
+    error = np.abs(fast[0] - exact[0]).max() / np.abs(exact[0]).max()
+    assert 1e-4 < error < 0.15
+
+
 @pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
 def test_every_encoding_of_keys_and_values(
     checkpoint: Callable[[str], Path], kv_dtype: str, tmp_path: Path

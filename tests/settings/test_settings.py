@@ -176,6 +176,7 @@ def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
     from typing import get_args
 
     from flashllm.options import (
+        ARITHMETICS,
         EFFORTS,
         KV_DTYPES,
         KV_POLICIES,
@@ -198,6 +199,7 @@ def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
         "overlap": get_args(Overlap),
         "verify": VERIFIES,
         "prompt_neurons": PROMPT_NEURONS,
+        "arithmetic": ARITHMETICS,
         "think": THINKS,
         "effort": EFFORTS,
     }

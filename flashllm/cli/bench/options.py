@@ -56,7 +56,7 @@ examples:
 
 _ABLATION_FIXED = (
     "ctx_size", "policy", "overlap", "kv_memory", "kv_dir", "kv_victims", "keep_kv",
-    "device", "device_memory",
+    "device", "device_memory", "arithmetic",
 )  # fmt: skip
 """Options that an ablation has no use for."""
 

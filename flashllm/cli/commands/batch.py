@@ -58,7 +58,7 @@ EXIT_ROW_ERRORS = 65
 """As of bad data: some rows have an error instead of an answer."""
 TRIED_PROMPTS = 16
 """Rows whose prompts the number of rows is found with."""
-MODEL_NAMES = ("ctx_size", "select", "kv_dtype", "prompt_neurons")
+MODEL_NAMES = ("ctx_size", "select", "kv_dtype", "prompt_neurons", "arithmetic")
 """Options of the model that answers depend on."""
 
 

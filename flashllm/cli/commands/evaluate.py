@@ -17,7 +17,7 @@ from flashllm.settings.values import parse_count, parse_positive
 
 NAMES = (
     "memory", "select", "kv_dtype", "kv_memory", "kv_dir", "kv_victims", "verify", "kv_policy",
-    "kv_budget", "kv_alpha", "kv_recall", "spec_start_layer",
+    "kv_budget", "kv_alpha", "kv_recall", "spec_start_layer", "arithmetic",
 )  # fmt: skip
 """Its options of a model."""
 MEMORY_HELP = (

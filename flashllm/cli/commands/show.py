@@ -150,6 +150,9 @@ def _format_selector(described: ModelInfo) -> str:
     return f"none: every neuron is read, since {why}"
 
 
+FAST_PRODUCTS = "of vectors in 7 bits with weights in int8, int4 or mxfp4 (lossy; exact has 14)"
+
+
 def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
     """The rows of a plan: the split of its ceiling, and what follows from it."""
     rows: list[tuple[str, Any]] = [
@@ -158,6 +161,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("smallest", format_bytes(plan.smallest_bytes)),
         ("select", SELECTOR_LABELS[plan.select]),
         ("prompt", _format_prompt(plan)),
+        *([("products", FAST_PRODUCTS)] if plan.arithmetic == "fast" else []),
         ("kept", _format_kept(plan)),
         ("slots", _format_slots(plan)),
         ("context", _format_context(plan)),

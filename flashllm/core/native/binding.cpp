@@ -213,10 +213,11 @@ void define_kernels(nb::module_& m) {
   nb::class_<Kernels>(m, "Kernels")
       .def(
           "__init__",
-          [](Kernels* self, int threads, const std::optional<std::string>& isa) {
-            new (self) Kernels(threads, isa ? isa->c_str() : nullptr);
+          [](Kernels* self, int threads, const std::optional<std::string>& isa, bool fast) {
+            new (self) Kernels(threads, isa ? isa->c_str() : nullptr, fast);
           },
-          "threads"_a = 1, "isa"_a = nb::none())
+          "threads"_a = 1, "isa"_a = nb::none(), "fast"_a = false)
+      .def_prop_ro("fast", &Kernels::fast)
       .def_prop_ro("isa", &Kernels::isa)
       .def_prop_ro("threads", &Kernels::threads)
       .def(

@@ -52,12 +52,13 @@ def available_isas() -> list[str]:
 class Kernels:
     """Products of encoded rows. `threads` is kept for its twin's sake; everything runs on one."""
 
-    def __init__(self, threads: int = 1, isa: str | None = None) -> None:
+    def __init__(self, threads: int = 1, isa: str | None = None, fast: bool = False) -> None:
         check_threads(threads)
         if isa not in (None, "numpy"):
             raise ValueError(f"isa is {isa!r}; available: numpy")
         self.threads = threads
         self.isa = "numpy"
+        self.fast = fast
         self._closed = False
 
     def _check_open(self) -> None:
@@ -89,7 +90,7 @@ class Kernels:
         encoded = rows.reshape(len(out), nbytes)
         for first in range(0, len(out), _DECODED_ROWS):
             part = encoded[first : first + _DECODED_ROWS]
-            out[first : first + _DECODED_ROWS] = numpy_rows.dots(part, dtype, x)
+            out[first : first + _DECODED_ROWS] = numpy_rows.dots(part, dtype, x, self.fast)
 
     @_DAMAGED_WEIGHTS
     def dot_rows(
@@ -111,7 +112,7 @@ class Kernels:
         if len(out) != len(ids):
             raise ValueError(f"out has {len(out)} values for {len(ids)} ids")
         for i, start in enumerate(starts):
-            out[i] = numpy_rows.dots(rows[None, start : start + nbytes], dtype, x)[0]
+            out[i] = numpy_rows.dots(rows[None, start : start + nbytes], dtype, x, self.fast)[0]
 
     @_DAMAGED_WEIGHTS
     def weighted_sum_rows(

@@ -59,6 +59,7 @@ class Agreement:
     contexts: int
     chunk_tokens: int
     prompt_neurons: str | None
+    arithmetic: str | None
 
     @classmethod
     def of(cls, store: Store, model_hash: str, options: ModelOptions) -> Agreement:
@@ -82,6 +83,7 @@ class Agreement:
             options.contexts,
             options.chunk_tokens or chunk,
             options.prompt_neurons,
+            options.arithmetic,
         )
 
     def check(self, model_hash: str) -> None:

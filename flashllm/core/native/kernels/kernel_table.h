@@ -24,6 +24,7 @@ struct DotInput {
   const int32_t* seeds;
   const float* scales;  // of each group, divided by byte_unit()
   size_t half_stride;
+  bool only_high;  // all low halves are 0: products may leave them out
 };
 
 // Groups that a DotInput is filled up to, with zeros.
@@ -95,6 +96,7 @@ struct TileVectors {
   const uint8_t* packed;
   size_t count;
   size_t columns;
+  bool only_high;  // as DotInput says
 };
 
 // A packed tile has steps(columns) pieces of each of its rows, or vectors. Rows that are not there,

@@ -27,7 +27,8 @@ const KernelTable& choose(const char* isa) {
 
 }  // namespace
 
-Kernels::Kernels(int threads, const char* isa) : table_(choose(isa)), threads_(threads) {
+Kernels::Kernels(int threads, const char* isa, bool fast)
+    : table_(choose(isa)), threads_(threads), fast_(fast), input_(fast) {
   if (threads < 1 || threads > kMaxThreads) {
     throw std::invalid_argument("threads is " + std::to_string(threads) + "; expected 1 to " +
                                 std::to_string(kMaxThreads));
@@ -122,7 +123,7 @@ void Kernels::dot_rows_each(const Rows& rows, View<const int32_t> ids,
   const DotFunction dot = table_.dot[static_cast<size_t>(rows.dtype)];
   const int parts = parts_of_vectors(ids.size * bytes, vector_ends.size);
   pool_->run(parts, [&](int part) {
-    QuantisedInput rounded;
+    QuantisedInput rounded(fast_);
     const size_t last = part_begin(vector_ends.size, part + 1, parts);
     for (size_t v = part_begin(vector_ends.size, part, parts); v < last; ++v) {
       const DotInput input = rounded.prepare(rows.dtype, x.data + v * columns, columns);

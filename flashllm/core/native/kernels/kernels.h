@@ -28,8 +28,9 @@ struct alignas(64) CacheLine {
 class Kernels {
  public:
   // invalid_argument for a number of threads out of range, or an unknown name. With no name:
-  // the environment's FLASHLLM_ISA, else the best that the processor has.
-  Kernels(int threads, const char* isa);
+  // the environment's FLASHLLM_ISA, else the best that the processor has. `fast` rounds vectors that
+  // are multiplied with rows of groups to 7 bits, not to 14; queries of attention have 14.
+  Kernels(int threads, const char* isa, bool fast = false);
 
   // out [n] = rows [n, d] @ x [d]; invalid_argument unless rows has exactly n * d values.
   void matvec(View<const uint8_t> rows, DType dtype, View<const float> x, View<float> out);
@@ -95,6 +96,7 @@ class Kernels {
 
   void close();
   const char* isa() const { return table_.name; }
+  bool fast() const { return fast_; }
   int threads() const { return threads_; }
 
  private:
@@ -117,6 +119,7 @@ class Kernels {
 
   const KernelTable& table_;
   int threads_;
+  bool fast_;
   std::mutex mutex_;
   std::unique_ptr<ComputePool> pool_;
   QuantisedInput input_;

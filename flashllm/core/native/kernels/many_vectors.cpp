@@ -47,7 +47,7 @@ void Kernels::pack_vectors(DType dtype, Matrix<const float> x) {
   uint8_t* const packed = packed_.data()->bytes;
   const int parts = parts_of_vectors(tiles * tile_bytes, tiles);
   pool_->run(parts, [&](int part) {
-    QuantisedInput rounded;
+    QuantisedInput rounded(fast_);
     const size_t end = std::min(part_begin(tiles, part + 1, parts) * kernel.vectors, x.rows);
     for (size_t v = part_begin(tiles, part, parts) * kernel.vectors; v < end; ++v) {
       const DotInput input = rounded.prepare(dtype, x.row(v), x.columns);
@@ -92,7 +92,7 @@ void Kernels::multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const f
       for (; tile < end; ++tile) {
         const size_t vector = tile * kernel.vectors;
         const TileVectors of_tile = {packed + tile * vector_tile,
-                                     std::min(kernel.vectors, x.rows - vector), x.columns};
+                                     std::min(kernel.vectors, x.rows - vector), x.columns, fast_};
         kernel.multiply({panel, count}, of_tile, out.row(vector) + first, out.columns);
       }
     };

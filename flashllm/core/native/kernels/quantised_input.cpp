@@ -16,6 +16,11 @@ void split(const int32_t* numbers, size_t count, int8_t* high, int8_t* low) {
   }
 }
 
+// The nearest numbers without a low half.
+void round_to_high(int32_t* numbers) {
+  for (size_t i = 0; i < kGroup; ++i) numbers[i] -= ((numbers[i] + 64) & 127) - 64;
+}
+
 void sum_lanes(const int32_t* numbers, size_t lanes, int32_t* seeds) {
   for (size_t lane = 0; lane < lanes; ++lane) {
     const int32_t* four = numbers + 4 * lane;
@@ -47,6 +52,7 @@ DotInput QuantisedInput::prepare(DType dtype, const float* x, size_t columns) {
     }
     int32_t numbers[kGroup];
     const float scale = round_together(values, kGroup, numbers);
+    if (only_high_) round_to_high(numbers);
     int32_t* seeds = seeds_.data() + g * lanes;
     scales_[g] = scale / static_cast<float>(byte_unit(dtype));
     if (dtype == DType::int8) {
@@ -66,6 +72,7 @@ DotInput QuantisedInput::prepare(DType dtype, const float* x, size_t columns) {
   input.seeds = seeds_.data();
   input.scales = scales_.data();
   input.half_stride = half_stride;
+  input.only_high = only_high_;
   return input;
 }
 

@@ -199,7 +199,7 @@ FLASH_INLINE void dot_half(const uint8_t* weights, const uint8_t* numbers,
 }
 
 // Adds a group to the sums of `Count` vectors.
-template <size_t Count>
+template <size_t Count, bool kOnlyHigh>
 FLASH_INLINE void add_group(const uint8_t* rows, const uint8_t* x,
                             __m512 (*sums)[RowLanes::across]) {
   constexpr size_t kAcross = RowLanes::across;
@@ -216,7 +216,7 @@ FLASH_INLINE void add_group(const uint8_t* rows, const uint8_t* x,
 #pragma GCC unroll 4
     for (size_t i = 0; i < kAcross; ++i) lanes[v][i] = I::times_128(lanes[v][i]);
   }
-  dot_half<Count>(rows, x + RowLanes::half_bytes, lanes);
+  if constexpr (!kOnlyHigh) dot_half<Count>(rows, x + RowLanes::half_bytes, lanes);
   __m512 scales[kAcross];
 #pragma GCC unroll 4
   for (size_t i = 0; i < kAcross; ++i) {
@@ -233,7 +233,7 @@ FLASH_INLINE void add_group(const uint8_t* rows, const uint8_t* x,
   }
 }
 
-template <size_t Count>
+template <size_t Count, bool kOnlyHigh>
 FLASH_TARGET void multiply_lanes(const TilePanel& panel, const TileVectors& x, float* out,
                                  size_t out_stride) {
   constexpr size_t kAcross = RowLanes::across;
@@ -249,7 +249,7 @@ FLASH_TARGET void multiply_lanes(const TilePanel& panel, const TileVectors& x, f
     bool any = order.groups[place] != 0;
     for (auto& of_vector : sums) std::fill_n(of_vector, kAcross, V::zero());
     for (size_t g = 0; g < order.groups[place]; ++g) {
-      add_group<Count>(rows, vectors, sums);
+      add_group<Count, kOnlyHigh>(rows, vectors, sums);
       rows += RowLanes::row_group_bytes;
       vectors += RowLanes::vector_group_bytes;
     }
@@ -283,7 +283,8 @@ void multiply_row_lanes(const TilePanel& panel, const TileVectors& x, float* out
   if constexpr (Count > 1) {
     if (x.count < Count) return multiply_row_lanes<Count - 1>(panel, x, out, out_stride);
   }
-  multiply_lanes<Count>(panel, x, out, out_stride);
+  if (x.only_high) return multiply_lanes<Count, true>(panel, x, out, out_stride);
+  multiply_lanes<Count, false>(panel, x, out, out_stride);
 }
 
 template <class Numbers>
