@@ -66,7 +66,7 @@ PromptNeurons = Literal["exact", "selected"]
 """Which neurons compute a prompt: all that are not zero, or those that are selected for each of its
 tokens, as for those of an answer."""
 PROMPT_NEURONS: tuple[PromptNeurons, ...] = get_args(PromptNeurons)
-DEFAULT_PROMPT_NEURONS: PromptNeurons = "exact"
+DEFAULT_PROMPT_NEURONS: PromptNeurons = "selected"
 
 Arithmetic = Literal["exact", "fast"]
 """To how many bits a vector is rounded that is multiplied with matrices or neurons in int8, int4 or

@@ -270,8 +270,8 @@ MODEL_OPTIONS = (
         "prompt_neurons",
         "--prompt-neurons",
         PROMPT_NEURONS,
-        "which neurons compute a prompt where those of an answer are predicted: exact (all; the"
-        " default), or selected (those predicted for each of its tokens; sooner, and lossy)",
+        "which neurons compute a prompt where those of an answer are predicted: exact (all), or"
+        " selected (those predicted for each of its tokens; sooner, and lossy; the default)",
         "WHICH",
         DEFAULT_PROMPT_NEURONS,
     ),
