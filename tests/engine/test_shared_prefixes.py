@@ -93,8 +93,8 @@ def test_prompts_of_several_share_a_reading_of_the_layers(sparse_model: Path) ->
 
 
 def test_no_token_of_an_answer_is_taken_over(sparse_model: Path, alone: list[list[int]]) -> None:
-    """It has other bits than a prompt's, where neurons are predicted."""
-    with open_model(sparse_model, contexts=2) as model:
+    """It has other bits than a prompt's, where its neurons alone are predicted."""
+    with open_model(sparse_model, contexts=2, prompt_neurons="exact") as model:
         first = model.generate(PROMPTS[0], 6, drawn(0)).complete()
         other = model.generate([*PROMPTS[0], *first.ids], 6, context=model.new_context())
         next(other)

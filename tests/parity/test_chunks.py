@@ -205,7 +205,7 @@ def test_a_prompt_through_predicted_neurons(
     # Whatever has room, and however many rounds a layer takes.
     small = {"window": 1, "io_threads": 1}
     assert np.array_equal(selected_logits(tmp_path / "model", 64, **small), expected)
-    decoder, _, store = load_decoder(tmp_path / "model")
+    decoder, _, store = load_decoder(tmp_path / "model", prompt_neurons="exact")
     with store:
         exact = decoder.prefill(IDS[:70])
     # Whether a block is multiplied with each token's own neurons, or all of it.

@@ -302,7 +302,9 @@ def test_the_first_token_takes_all_weights_once_a_chunk() -> None:
 def test_a_second_chunk_reads_nothing_where_the_first_leaves_all_in_slots() -> None:
     ffn = 32 * 16384 * 16384
     for memory, reads in ((32 << 30, 1), (8 << 30, 2)):
-        given = case(memory=memory, profile=law(1e-6, 0.2e9)).having(chunk_tokens=128)
+        given = case(memory=memory, profile=law(1e-6, 0.2e9)).having(
+            chunk_tokens=128, prompt_neurons="exact"
+        )
         plan = given.plan()
         assert (min(plan.slots_per_layer) == 16384) == (reads == 1)
         estimate = given.expect(plan, prompt_tokens=256)
@@ -320,7 +322,7 @@ def test_a_second_chunk_reads_nothing_where_the_first_leaves_all_in_slots() -> N
 
 
 def test_few_tokens_through_selected_neurons_read_what_they_need() -> None:
-    slow = case(profile=law(1e-6, 0.2e9))
+    slow = case(profile=law(1e-6, 0.2e9)).having(prompt_neurons="exact")
     given = slow.having(prompt_neurons="selected")
     plan, expected = planned(given)
     assert given.activity is not None
@@ -346,7 +348,7 @@ def test_how_many_tokens_read_what_they_need_follows_from_disk_and_activity() ->
         share = given.activity.aggregate(0, plan.needed_tokens) / 16384
         twice = given.activity.aggregate(0, 2 * plan.needed_tokens) / 16384
         assert share <= (0.3 if profile is None else 0.21) < twice
-    assert case().plan().needed_tokens == 0
+    assert case().having(prompt_neurons="exact").plan().needed_tokens == 0
     gate = dataclasses.replace(OPT_6_7B, gate="resident", activation="relu")
     assert case(gate, 16 << 30, select="gate").plan().needed_tokens > 0
     assert case(gate, 16 << 30, select="all").plan().needed_tokens == 0
@@ -365,7 +367,8 @@ def test_more_tokens_read_what_they_need_where_slots_are_full() -> None:
             assert few.warm_seconds < few.cold_seconds
     assert some == sorted(some)
     assert some[-1] > plan.needed_tokens
-    assert case(profile=scattered).plan().warm_needed_tokens == 0  # of exact prompts
+    exact = case(profile=scattered).having(prompt_neurons="exact")
+    assert exact.plan().warm_needed_tokens == 0
     plan = case(memory=32 << 30, profile=scattered).having(prompt_neurons="selected").plan()
     assert plan.warm_needed_tokens == plan.needed_tokens  # nothing is missing
 

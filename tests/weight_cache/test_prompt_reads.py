@@ -88,7 +88,7 @@ def test_where_nothing_is_copied_the_bits_are_those_of_the_first_prompt(encoded:
 @pytest.mark.parametrize("share", [0.4, 1.0])
 def test_what_is_in_slots_changes_no_bit(encoded: Path, share: float) -> None:
     """A share of the slots is given back, or all that are not needed."""
-    with open_model(encoded) as model:
+    with open_model(encoded, prompt_neurons="exact") as model:
         expected = [model.logits(prompt).tobytes() for prompt in (PROMPT, SECOND)]
         assert model.release_slots(int(whole_bytes(encoded) * share)) > 0
         for _ in range(2):

@@ -200,7 +200,7 @@ def _format_prompt(plan: Plan) -> str:
     words = f"{neurons}, {plan.prefill.tokens} tokens at a time"
     if not plan.prompt_is_selected:
         return words
-    return f"{words}; up to {plan.needed_tokens} read only what they need"
+    return f"{words}; up to {plan.needed_tokens} read less"
 
 
 def _format_seen(plan: Plan) -> str:
