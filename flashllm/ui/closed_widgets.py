@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from rich.cells import cached_cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -30,3 +32,12 @@ def forget_closed_widgets() -> None:
                 clear()
     cached_cell_len.cache_clear()
     make_blank.cache_clear()
+
+
+def collect_closed_widgets() -> None:
+    """Takes what closed widgets took, before others are made in a place of their own.
+
+    A widget and its parent know each other, so that only the collector frees them.
+    """
+    forget_closed_widgets()
+    gc.collect()

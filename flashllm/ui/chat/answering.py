@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from flashllm.system.malloc import give_back_free_memory
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
-from flashllm.ui.closed_widgets import forget_closed_widgets
+from flashllm.ui.closed_widgets import collect_closed_widgets
 
 if TYPE_CHECKING:
     from textual.timer import Timer
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 AT_ONCE_SECONDS = 0.001
 QUIET_SECONDS = 1.0
 """Without an answer and without a key: nobody waits for the screen."""
-ANSWERS_UNCOLLECTED = 8
+ANSWERS_UNCOLLECTED = 2
 """After so many answers garbage is collected though nobody is quiet: widgets that have gone are
 garbage that only a full collection finds, and the ceiling holds for them too."""
 DRAW_TEMPERATURE = 0.7
@@ -344,8 +343,7 @@ class Answering:
             self._collect_later()
             return
         self._uncollected = 0
-        forget_closed_widgets()
-        gc.collect()
+        collect_closed_widgets()
         give_back_free_memory()
 
     def _save(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flashllm.conversations.tree import BROKEN_OFF
+from flashllm.ui.closed_widgets import collect_closed_widgets
 from flashllm.ui.transcript.turn import Question, TurnView
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class ConversationView:
         """A new conversation, with the same system prompt."""
         self.conversation.clear()
         self.saving.forget()
-        await self.transcript.empty()
+        await self._empty()
         await self.refresh()
 
     async def restore(self, session_id: int) -> None:
@@ -141,5 +142,10 @@ class ConversationView:
         for turn in self.conversation.turns.values():
             if turn.role == "assistant" and turn.finish_reason is None:
                 turn.finish_reason = "cancelled"  # it was being written when the process ended
-        await self.transcript.empty()
+        await self._empty()
         await self.refresh()
+
+    async def _empty(self) -> None:
+        # The heap never becomes smaller than when the widgets of two conversations were there.
+        await self.transcript.empty()
+        collect_closed_widgets()
