@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -95,11 +96,17 @@ def _chat(group: MemoryGroup, model: Path, _: int, tokens: int) -> tuple[str, st
         try:
             if terminal.wait_for_any((READY, FAILED), OPEN_SECONDS) == FAILED:
                 terminal.read(1.0)  # the reason comes behind it
-                return REFUSED, terminal.last_words
+                return REFUSED, _reason(terminal.last_words)
             chat.ask(QUESTION)
         except ReadFailed as error:
             return "no answer", str(error)
         return ANSWERED, ""
+
+
+def _reason(shown: str) -> str:
+    """The sentence of a screen that says why a model cannot be opened, or all of it."""
+    found = re.search(r"cannot be opened: (.*?) `/set", shown.replace("\u2588 ", ""))
+    return found[1] if found else shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _cells(one: Contained) -> list[str]:
     peak = "" if one.peak_bytes is None else f"{one.peak_bytes / MIB:,.0f}"
     limit = f"{one.limit_bytes / MIB:,.0f}"
-    return [limit, one.command, one.outcome, peak, str(one.kills), one.said[-200:]]
+    return [limit, one.command, one.outcome, peak, str(one.kills), one.said[:200]]
 
 
 def _sizes(text: str) -> tuple[int, ...]:
