@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flashllm.convert import convert, convert_shards, describe, verify
+from flashllm.convert.source.checkpoint import open_checkpoint
 from safetensors.torch import load_file, save_file
 
 from flashllm.errors import TensorMismatch, UnsupportedModel
@@ -126,3 +128,9 @@ def test_numbers_that_do_not_fit(
 
 def test_a_description_by_the_settings_alone(sources: tuple[Path, Path]) -> None:
     assert describe(sources[0], requantise=True).dtype == "int4"
+
+
+def test_numbers_without_a_configuration(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copy(sources[0] / "model.safetensors", tmp_path)
+    with pytest.raises(TensorMismatch, match="of MLX in None bits"), open_checkpoint(tmp_path):
+        pass

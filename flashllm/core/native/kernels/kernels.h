@@ -28,8 +28,8 @@ struct alignas(64) CacheLine {
 class Kernels {
  public:
   // invalid_argument for a number of threads out of range, or an unknown name. With no name:
-  // the environment's FLASHLLM_ISA, else the best that the processor has. `fast` rounds vectors that
-  // are multiplied with rows of groups to 7 bits, not to 14; queries of attention have 14.
+  // the environment's FLASHLLM_ISA, else the best that the processor has. `fast` rounds vectors
+  // that are multiplied with rows of groups to 7 bits, not to 14; queries of attention have 14.
   Kernels(int threads, const char* isa, bool fast = false);
 
   // out [n] = rows [n, d] @ x [d]; invalid_argument unless rows has exactly n * d values.
