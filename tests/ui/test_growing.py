@@ -158,7 +158,7 @@ async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(answering, "QUIET_SECONDS", 0.05)
     monkeypatch.setattr(RefreshRate, "seconds_since_typed", seconds_since_typed)
-    monkeypatch.setattr(answering.gc, "collect", lambda: collected.append(since_typed))
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(since_typed))
     async with make_app(FakeModel(["An", "answer"])).run_test() as pilot:
         app = await ask(pilot, "go")
         await until(pilot, lambda: app.chat.conversation.path()[-1].finish_reason is not None)

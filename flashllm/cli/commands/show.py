@@ -196,7 +196,7 @@ def _format_context(plan: Plan) -> str:
 def _format_prompt(plan: Plan) -> str:
     neurons = "all experts that a token needs" if plan.select == "router" else "all neurons"
     if plan.lossy and plan.prompt_is_selected:
-        neurons = "predicted neurons (lossy)"
+        neurons = "predicted ones (lossy)"
     words = f"{neurons}, {plan.prefill.tokens} tokens at a time"
     if not plan.prompt_is_selected:
         return words

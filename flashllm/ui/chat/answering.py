@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 AT_ONCE_SECONDS = 0.001
 QUIET_SECONDS = 1.0
 """Without an answer and without a key: nobody waits for the screen."""
-ANSWERS_UNCOLLECTED = 2
+ANSWERS_UNCOLLECTED = 3
 """After so many answers garbage is collected though nobody is quiet: widgets that have gone are
 garbage that only a full collection finds, and the ceiling holds for them too."""
 DRAW_TEMPERATURE = 0.7
