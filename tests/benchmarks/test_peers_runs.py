@@ -284,7 +284,7 @@ def test_what_flashllm_prints_is_read(sparse_model: Path, warm: bool) -> None:
     assert "select" in found.how
     assert (found.first_prefill_ns is not None) == warm
     if warm:
-        assert found.facts["prompt_bytes_read"] == 0, "the first prompt left all in memory"
+        assert found.facts["prompt_bytes_read"] == 0, "all was in memory"
 
 
 def test_a_ceiling_that_the_planner_refuses_is_a_row_with_its_message(sparse_model: Path) -> None:

@@ -162,7 +162,7 @@ class Part {
       for (size_t t = 0; t < tiles; ++t) {
         const size_t v = t * kernel.vectors;
         const TileVectors tile = {queries + t * vector_tile,
-                                  std::min(kernel.vectors, vectors() - v), columns};
+                                  std::min(kernel.vectors, vectors() - v), columns, false};
         kernel.multiply({panel, keys.count}, tile, scratch->scores.data() + v * seen() + at,
                         seen());
       }
