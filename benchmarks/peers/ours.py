@@ -1,7 +1,8 @@
 """A worker: flashllm from Python, where another prompt goes through first.
 
 What that prompt read stays in memory as far as there is room, with room for all the rest is read
-too, and nothing of it is the beginning of the next one. Without that, `flashllm run` is measured, from the command to the last token.
+too, and nothing of it is the beginning of the next one. Without that, `flashllm run` is measured,
+from the command to the last token.
 """
 
 from __future__ import annotations
