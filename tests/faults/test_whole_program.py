@@ -44,7 +44,7 @@ CASES = {
         "read", "ffn.bundles", REFUSE_DIRECT, 0, "a direct read was refused", nth=3, short=True
     ),
     "bundles end": Case("read", "ffn.bundles", ZERO, 65, "ends too early", nth=3),
-    "resident, EIO": Case("read", "resident", errno.EIO, 74, "resident.safetensors"),
+    "resident, EIO": Case("read", "resident.safetensors", errno.EIO, 74, "resident.safetensors"),
     "manifest, EIO": Case("read", "manifest.json", errno.EIO, 74, "manifest.json"),
     "manifest, EACCES": Case("open", "manifest.json", errno.EACCES, 74, "see who owns it"),
     "bundles, EMFILE": Case("open", "ffn.bundles", errno.EMFILE, 74, "too many files open"),
@@ -117,9 +117,9 @@ def _wait_for_reads(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.skipif(not EVERY, reason="starts programs; `make faults`")
-def test_a_full_disk_is_told_when_an_answer_is_saved(sparse_model: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_when_an_answer_is_saved(demo: Path, tmp_path: Path) -> None:
     full = environment("write,space", str(tmp_path), errno.ENOSPC, FLASHLLM_HOME=str(tmp_path))
-    done = started([*RUN, str(sparse_model), "--save"], full)
+    done = started([*RUN[:4], str(demo), "-p", "Hello", "-n", "6", "--save"], full)
     assert "Traceback" not in done.stderr
     assert "no space left" in done.stderr
     assert done.returncode == 74
