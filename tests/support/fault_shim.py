@@ -69,7 +69,7 @@ def run_under(module: str, *arguments: str | Path) -> subprocess.CompletedProces
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1500,
         check=False,
     )
 
