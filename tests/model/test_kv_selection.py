@@ -39,16 +39,23 @@ def options_of(selection: KvSelection) -> dict[str, Any]:
     }
 
 
+def grouped_heads(root: Path, positions: int, width: int, neurons: int) -> Path:
+    """A converted model of four layers with two key heads and rotary positions."""
+    model = tiny(
+        "qwen3", num_hidden_layers=4, max_position_embeddings=positions, num_key_value_heads=2,
+        intermediate_size=neurons, hidden_size=width, head_dim=16,
+    )  # fmt: skip
+    model.save_pretrained(root / "source")
+    convert(root / "source", root / "model")
+    return root / "model"
+
+
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Grouped heads, rotary positions, norms of queries and keys; calibrated."""
-    root = tmp_path_factory.mktemp("grouped")
-    shape = {"num_key_value_heads": 2, "intermediate_size": 64, "hidden_size": 48, "head_dim": 16}
-    model = tiny("qwen3", num_hidden_layers=4, max_position_embeddings=256, **shape)
-    model.save_pretrained(root / "source")
-    convert(root / "source", root / "model")
-    skew_model(root / "model", [IDS], lambda _: None)
-    return root / "model"
+    model = grouped_heads(tmp_path_factory.mktemp("grouped"), 256, 48, 64)
+    skew_model(model, [IDS], lambda _: None)
+    return model
 
 
 def steps(directory: Path, selection: KvSelection, **options: int) -> tuple[np.ndarray, Decoder]:
@@ -160,12 +167,7 @@ def test_settings_out_of_range(changes: dict[str, object], words: str) -> None:
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model for contexts of many pages."""
-    root = tmp_path_factory.mktemp("long")
-    shape = {"num_key_value_heads": 2, "intermediate_size": 32, "hidden_size": 32, "head_dim": 16}
-    model = tiny("qwen3", num_hidden_layers=4, max_position_embeddings=1100, **shape)
-    model.save_pretrained(root / "source")
-    convert(root / "source", root / "model")
-    return root / "model"
+    return grouped_heads(tmp_path_factory.mktemp("long"), 1100, 32, 32)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1])

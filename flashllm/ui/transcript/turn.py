@@ -43,7 +43,6 @@ class TurnView(Widget):
 
     def show_note(self, note: str) -> None:
         """A short remark below the turn: which branch it is, and how it ended."""
-        raise NotImplementedError
 
 
 class Question(Static, TurnView):
