@@ -19,7 +19,15 @@ from flashllm.errors import NotASession
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-VALUES = st.dictionaries(TEXTS, st.none() | st.booleans() | NUMBERS)
+VALUE = st.none() | st.booleans() | NUMBERS
+VALUES = st.dictionaries(TEXTS, VALUE)
+SUMS = ("prompt_tokens", "tokens")
+"""Of these names a turn holds whole numbers only, since a session adds them."""
+OF_A_TURN = st.builds(
+    lambda others, sums: others | sums,
+    st.dictionaries(TEXTS.filter(lambda name: name not in SUMS), VALUE),
+    st.dictionaries(st.sampled_from(SUMS), st.integers(0, 2**31 - 1)),
+)
 
 
 @st.composite
@@ -40,7 +48,7 @@ def conversations(draw: Any) -> dict[str, Any]:
                 "ids": draw(st.lists(st.integers(0, 2**31 - 1), max_size=5)),
                 "finish_reason": draw(st.none() | st.sampled_from(["stop", "length"])),
                 "created": draw(st.floats(0, 1e10)),
-                "numbers": draw(VALUES),
+                "numbers": draw(OF_A_TURN),
             }
         )
     return {

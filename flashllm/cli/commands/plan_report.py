@@ -80,7 +80,7 @@ def expected_rows(
         rows.append(("first token", f"by tokens of the prompt {', '.join(cold)}"))
         if warm != cold:
             held = min(made.slots_per_layer) >= scenario.spec.bundles_per_layer
-            why = "nothing is read" if held else "what slots hold is not read"
+            why = "nothing is read" if held else "less is read"
             rows.append(("  later prompts", f"{', '.join(warm)}: {why}"))
     bundles = scenario.spec.bundled_layers * scenario.spec.bundles_per_layer
     rows += [

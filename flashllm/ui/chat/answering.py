@@ -288,7 +288,8 @@ class Answering:
     async def _end(self, reason: str) -> Unanswered | None:
         shown, turn, view = self._shown, self._turn, self._view
         self._turn = self._view = shown.writing = None
-        self.leave_garbage()
+        self._uncollected += 1
+        self.collect_later()
         self._enter(Phase.READY)
         if turn is None or view is None:
             return None
@@ -324,12 +325,8 @@ class Answering:
             and any(conversation.turns[one].text == turn.text for one in others)
         )
 
-    def leave_garbage(self) -> None:
-        """An answer ended or a page was closed; what is left is collected when nobody waits."""
-        self._uncollected += 1
-        self._collect_later()
-
-    def _collect_later(self) -> None:
+    def collect_later(self) -> None:
+        """What an answer or a closed page left is collected when nobody waits."""
         if self._collecting is not None:
             self._collecting.stop()  # several short answers are followed by one collection
         wait_seconds = QUIET_SECONDS if self._uncollected < ANSWERS_UNCOLLECTED else AT_ONCE_SECONDS
@@ -340,7 +337,7 @@ class Answering:
         if self._turn is not None and not is_due:
             return  # the end of that answer asks for it again
         if self._rate.seconds_since_typed() < QUIET_SECONDS and not is_due:
-            self._collect_later()
+            self.collect_later()
             return
         self._uncollected = 0
         collect_closed_widgets()

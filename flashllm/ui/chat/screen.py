@@ -215,8 +215,8 @@ class ChatScreen(Screen[None]):
         yield KeyFooter(FOOTER_ORDER, self._words_of_key)
 
     def on_screen_resume(self) -> None:
-        """A page over the chat was closed."""
-        self.answering.leave_garbage()
+        """A page over the chat is being closed."""
+        self.answering.collect_later()
 
     async def on_mount(self) -> None:
         """Starts to open the model; the prompt can be written meanwhile."""
