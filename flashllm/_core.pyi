@@ -499,10 +499,13 @@ def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
 
 def bundle_checksums(
     data: NDArray[np.uint8],
-    stride: int,
+    begins: NDArray[np.int64],
     bundle_bytes: int,
     file_id: bytes,
     layer: int,
-    first_bundle: int,
+    numbers: NDArray[np.uint32],
 ) -> NDArray[np.uint32]:
-    """CRC-32C of each bundle, seeded by file, layer and bundle number."""
+    """CRC-32C of the bundle at each of `begins`, seeded by file, layer and its number.
+
+    ValueError for a bundle that is not within `data`.
+    """

@@ -155,6 +155,15 @@ def bundle_checksums(directory: Path, header: BundleHeader) -> NDArray[np.uint32
     return np.frombuffer(raw, "<u4").astype(np.uint32)
 
 
+def block_checksums(
+    header: BundleHeader, block: NDArray[np.uint8], layer: int, first: int
+) -> NDArray[np.uint32]:
+    """CRC-32C of a layer's bundles from number `first` on, which `block` [n * stride] holds."""
+    numbers = np.arange(first, first + len(block) // header.stride, dtype=np.uint32)
+    begins = (numbers - np.uint32(first)) * np.int64(header.stride)
+    return core.bundle_checksums(block, begins, header.bundle_bytes, header.file_id, layer, numbers)
+
+
 def check_small_files(directory: Path, manifest: Manifest) -> None:
     """`ChecksumMismatch` for a small file that is not what was written: tokenizer, checksums."""
     for name, record in manifest.files.items():

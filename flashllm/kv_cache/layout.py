@@ -134,7 +134,7 @@ def plan_pages(
     if memory_bytes >= whole:
         return PagePlan(blocks, pages, 0, whole, 0)
     least_staging = 2 * shape.blocks(context)
-    fixed = records + (least_staging + 1) * shape.page_bytes
+    fixed = records + least_staging * shape.page_bytes
     each = shape.page_bytes + _SLOT_RECORD_BYTES
     least = fixed + least_slots(shape) * each
     if memory_bytes < least:
@@ -162,8 +162,7 @@ def pages_memory(spec: ModelSpec, context: int, contexts: int, dtype: KvDType, s
     shape = PageShape.of(spec, dtype)
     pages = contexts * shape.blocks(context) * shape.block_pages
     slots = max(round(share * pages), least_slots(shape))
-    held = pages * _PAGE_RECORD_BYTES + shape.page_bytes
-    held += slots * (shape.page_bytes + _SLOT_RECORD_BYTES)
+    held = pages * _PAGE_RECORD_BYTES + slots * (shape.page_bytes + _SLOT_RECORD_BYTES)
     staged = 2 * shape.blocks(context) * shape.page_bytes  # of a head
     return held + staged * max(min(held // staged, staged_heads(shape, context)), 1)
 

@@ -50,6 +50,11 @@ class PageFetch:
         pool.used(self._pinned)
 
     @property
+    def pages(self) -> int:
+        """Pages that stay until they are released."""
+        return len(self._pinned) + len(self._taken)
+
+    @property
     def pages_read(self) -> int:
         """Pages that were not in DRAM."""
         return len(self._missing)

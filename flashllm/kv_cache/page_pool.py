@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
-from flashllm.kv_cache.layout import PagePlan, PageShape
+from flashllm.kv_cache.layout import PagePlan, PageShape, least_slots
 from flashllm.kv_cache.page_staging import PageStaging, Slots
 from flashllm.kv_cache.pool import make_pool_policy
 from flashllm.kv_cache.tiers import PageFile, Pages, PageWrite
@@ -46,9 +46,8 @@ class PagePool:
         which pages leave DRAM first. Errors are those of `PageFile`, and `UsageError`.
         """
         self.shape, self.plan = shape, plan
-        # One page more than there are places: checksums of values look as far.
-        nbytes = (plan.slots + plan.staging + 1) * shape.page_bytes
-        self.buffer = core.Buffer(nbytes, huge_pages=False)
+        places = plan.slots + plan.staging
+        self.buffer = core.Buffer(places * shape.page_bytes, huge_pages=False)
         self.memory: NDArray[np.uint8] = self.buffer.array()
         """Places of pages, the slots first."""
         layers, heads = shape.layers, shape.kv_heads
@@ -203,6 +202,11 @@ class PagePool:
         self._slot_of[pages] = slots
         self._page_in[slots] = pages
         self._written(slots)
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many pages more may be pinned, beside all that others need."""
+        held = int(np.count_nonzero(self._pins)) + least_slots(self.shape)
+        return self.file is None or held + count <= self.plan.slots
 
     def pin(self, slots: Slots) -> None:
         """The pages in these slots stay until they are unpinned as often."""

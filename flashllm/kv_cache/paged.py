@@ -165,9 +165,9 @@ class PagedKvCache(SeesEverything):
         if positions is None or not self.pool.overlaps:
             return
         blocks = [np.unique(own // self._shape.tokens).astype(np.int64) for own in positions]
-        # Once the layer's own queries are known there may be as many again. If they did not fit
-        # all would be read, and these in vain.
-        if self._fit(blocks + blocks):
+        # Once the layer's own queries are known there may be as many again. If they had no room
+        # all would be staged, and these be read in vain.
+        if self.pool.has_room(2 * sum(map(len, blocks))):
             self._prefetched[layer] = self.fetch(layer, blocks)
 
     def attend_to(
@@ -185,13 +185,12 @@ class PagedKvCache(SeesEverything):
         own = np.full((self._heads, 1), self.length, np.int32)
         tokens = np.hstack((positions, own)).astype(np.int64)
         blocks = [np.unique(of_head // self._shape.tokens) for of_head in tokens]
-        if not self._fit(blocks):
-            self._drop_prefetched(layer)
-            return self._attend_gathered(layer, query, tokens, scale, sinks)
         ahead = self._prefetched.pop(layer, None)
         try:
             if ahead is not None:
                 ahead.wait()
+            if not self.pool.has_room(sum(map(len, blocks)) - (ahead.pages if ahead else 0)):
+                return self._attend_staged(layer, query, tokens, scale, sinks)
             # The page of the token itself is there, since it was written just now.
             whole = self.fetch(layer, blocks, self.length + 1)
             try:
@@ -224,7 +223,7 @@ class PagedKvCache(SeesEverything):
         try:
             for head, (slots, missing) in enumerate(keys):
                 heads = slice(head * self._sharing, (head + 1) * self._sharing)
-                scores = self._page_scores(slots, query[0, heads].numpy())
+                scores = self._page_scores(slots, query[0, heads].numpy(), self.length + 1)
                 chosen = choose(head, np.float32(scale) * scores)
                 tokens = np.append(chosen, self.length).astype(np.int64)
                 firsts, counts = joined(tokens, self._shape.tokens)
@@ -274,18 +273,16 @@ class PagedKvCache(SeesEverything):
             if coming is not None:
                 self._file.abandon(coming)
 
-    def _page_scores(self, places: Slots, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Products [queries, tokens] with the keys of pages in `places`, the next token's too."""
-        rows = self.pool.rows[places, 0].reshape(-1, self._shape.row_bytes)[: self.length + 1]
+    def _page_scores(
+        self, places: Slots, queries: NDArray[np.float32], end: int
+    ) -> NDArray[np.float32]:
+        """Products [queries, end] with the first `end` keys of pages in `places`."""
+        rows = self.pool.rows[places, 0].reshape(-1, self._shape.row_bytes)[:end]
         out = np.empty((len(queries), len(rows)), np.float32)
         self._kernels.matmul(rows.reshape(-1), self.dtype, np.ascontiguousarray(queries), out)
         return out
 
-    def _fit(self, blocks: Sequence[NDArray[np.int64]]) -> bool:
-        """Whether so many pages may be pinned, twice, beside all that others need."""
-        return 4 * sum(map(len, blocks)) <= self.pool.plan.slots
-
-    def _attend_gathered(
+    def _attend_staged(
         self,
         layer: int,
         query: Tensor,
@@ -293,28 +290,45 @@ class PagedKvCache(SeesEverything):
         scale: float,
         sinks: Tensor | None,
     ) -> Tensor:
-        """The same, from a copy of the rows: all pages are read, and none needs a slot."""
-        rows = self.encoded(layer, 0, self.length + 1)
-        chosen = np.take_along_axis(rows, tokens[None, :, :, None], axis=2)
-        keys, values = chosen.reshape(2, -1)
+        """The same where there are too few slots: their pages are staged, some heads at a time."""
+        size = self._shape.tokens
+        pages = self.pool.pages(layer, np.array(self.blocks[: self._shape.blocks(self.length + 1)]))
+        slots = self.pool.slots(pages)
+        is_wanted = np.zeros(pages.shape, np.bool_)
+        np.put_along_axis(is_wanted, tokens // size, True, axis=1)
+        self.pool.used(slots[is_wanted & (slots >= 0)])
+        slots[~is_wanted & (slots < 0)] = 0  # any place will do: nobody looks there
         out = torch.empty(query.shape)
-        cache = keys, values, self.dtype, self._columns, self._heads, 0, tokens.shape[1]
-        rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
-        self._kernels.attend(query.contiguous().view(-1).numpy(), *cache, *rest)
+        for part in self.pool.staging.parts(pages, slots):
+            runs, ends, count = [], [], 0
+            for places, own in zip(part.places, tokens[part.first : part.end], strict=True):
+                firsts, counts = joined(own, size)
+                runs.append(token_runs(self._shape, places[firsts // size], firsts % size, counts))
+                count += len(firsts)
+                ends.append(count)
+            both = np.concatenate(runs), np.array(ends, np.int32)
+            heads = slice(part.first * self._sharing, part.end * self._sharing)
+            own_sinks = None if sinks is None else sinks[heads]
+            out[:, heads] = self._attend(both, query[:, heads], 0, scale, own_sinks)
         return out
 
     def scores(
         self, layer: int, kv_head: int, queries: NDArray[np.float32], end: int
     ) -> NDArray[np.float32]:
         """Products [queries, end] of queries [queries, head_dim] with a head's first `end` keys."""
-        pages = self.pool.pages(layer, np.array(self.blocks[: self._shape.blocks(end)], np.int64))
-        missing = int(np.count_nonzero(self.pool.slots(pages[kv_head]) < 0))
-        self.scored_bytes += missing * self._shape.page_bytes
-        heads = slice(kv_head, kv_head + 1)
-        rows = np.ascontiguousarray(self._encoded_of(layer, heads, 0, end)[0]).reshape(-1)
-        out = np.empty((len(queries), end), np.float32)
-        self._kernels.matmul(rows, self.dtype, np.ascontiguousarray(queries), out)
-        return out
+        table = np.array(self.blocks[: self._shape.blocks(end)], np.int64)
+        pages = self.pool.pages(layer, table)[kv_head]
+        slots = self.pool.slots(pages)
+        missing = slots < 0
+        self.scored_bytes += int(np.count_nonzero(missing)) * self._shape.part_bytes
+        try:
+            keys = self.pool.staging.read_part(pages, slots, 0, 0, missing)
+            if keys is not None:
+                self._file.wait(keys)
+        except ReadFailed:
+            self.is_damaged = True
+            raise
+        return self._page_scores(slots, queries, end)
 
     def _drop_prefetched(self, layer: int) -> None:
         """What a token fetched that was given up half way."""
@@ -346,15 +360,10 @@ class PagedKvCache(SeesEverything):
 
     def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
         """A copy of [keys or values, kv_heads, positions, bytes of a row]."""
-        return self._encoded_of(layer, slice(0, self._heads), first, end)
-
-    def _encoded_of(self, layer: int, heads: slice, first: int, end: int) -> NDArray[np.uint8]:
-        """That of some heads, of which alone pages are read."""
         shape, at = self._shape, np.arange(first, end)
         pages, tokens = at // shape.tokens - first // shape.tokens, at % shape.tokens
-        count = heads.stop - heads.start
-        rows = np.empty((2, count, end - first, shape.row_bytes), np.uint8)
-        for part in self._parts(layer, first, end, heads):
+        rows = np.empty((2, self._heads, end - first, shape.row_bytes), np.uint8)
+        for part in self._parts(layer, first, end):
             places = part.places[:, pages]
             for kind in range(2):
                 rows[kind, part.first : part.end] = self.pool.rows[places, kind, tokens]
@@ -414,16 +423,12 @@ class PagedKvCache(SeesEverything):
         layer: int,
         first: int,
         end: int,
-        heads: slice = slice(None),
         *,
         attends: bool = False,
     ) -> Iterator[StagedHeads]:
-        """Those of `heads` whose rows of positions `first` to `end` - 1 are in DRAM, some a time.
-
-        Counted from the first of them.
-        """
+        """Heads whose rows of positions `first` to `end` - 1 are in DRAM, some at a time."""
         table = np.array(self.blocks[first // self._shape.tokens : self._shape.blocks(end)])
-        pages = self.pool.pages(layer, table.astype(np.int64))[heads]
+        pages = self.pool.pages(layer, table.astype(np.int64))
         slots = self.pool.slots(pages)
         self.pool.used(slots[slots >= 0])
         assert self.pool.is_on_flash(pages[slots < 0]).all()

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import itertools
 import os
 import queue
 import shutil
@@ -217,28 +216,20 @@ class PageFile:
         self._file.close()
         del self._buffer, self._memory
 
-    def _wrong(self, read: PageRead) -> NDArray[np.int64]:
+    def _wrong(self, read: PageRead) -> NDArray[np.intp]:
         """Which of the pages that were read do not have their checksums."""
         wrong = np.zeros(len(read.pages), bool)
-        for first, end in _stretches(read.pages, read.destinations, self._shape.page_bytes):
-            page, destination = int(read.pages[first]), int(read.destinations[first])
-            for part in range(2) if read.part is None else (read.part,):
-                begin = destination
-                if read.part is None:
-                    begin += part * self._shape.part_bytes
-                # A part by itself may lie anywhere, also close to the end of memory.
-                is_one = read.part is not None and end - first == 1
-                stride = self._shape.part_bytes if is_one else self._shape.page_bytes
-                found = self._checksums(page, end - first, begin, stride, part)
-                wrong[first:end] |= found != self._sums[part, page : page + end - first]
+        for part in range(2) if read.part is None else (read.part,):
+            begins = read.destinations
+            if read.part is None:
+                begins = begins + part * self._shape.part_bytes
+            wrong |= self._checksums(read.pages, begins, part) != self._sums[part, read.pages]
         return np.flatnonzero(wrong)
 
-    def _checksums(
-        self, page: int, count: int, begin: int, stride: int, part: int
-    ) -> NDArray[np.uint32]:
-        """Of a part of each of `count` pages that follow one another, from byte `begin` on."""
-        data = self._memory[begin : begin + count * stride]
-        return core.bundle_checksums(data, stride, self._shape.part_bytes, self._id, part, page)
+    def _checksums(self, pages: Pages, begins: NDArray[np.int64], part: int) -> NDArray[np.uint32]:
+        """Of a part of each of the pages, whose first byte in memory is in `begins`."""
+        part_bytes, numbers = self._shape.part_bytes, pages.astype(np.uint32)
+        return core.bundle_checksums(self._memory, begins, part_bytes, self._id, part, numbers)
 
     def _write_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -257,13 +248,9 @@ class PageFile:
     def _write(self, job: PageWrite) -> None:
         size = self._shape.page_bytes
         places = job.slots * size
-        for first, end in _stretches(job.pages, places, size):
-            page, count = int(job.pages[first]), end - first
-            for part in range(2):
-                begin = int(places[first]) + part * self._shape.part_bytes
-                self._sums[part, page : page + count] = self._checksums(
-                    page, count, begin, size, part
-                )
+        for part in range(2):
+            begins = places + part * self._shape.part_bytes
+            self._sums[part, job.pages] = self._checksums(job.pages, begins, part)
         at = 0
         while at < len(job.pages):
             job.failed_page = int(job.pages[at])
@@ -313,15 +300,6 @@ class PageFile:
     def _where(self, page: int) -> str:
         layer = page // self._blocks // self._shape.kv_heads
         return f"{self.name}, layer {layer}, offset {page * self._shape.page_bytes}"
-
-
-def _stretches(
-    pages: Pages, places: NDArray[np.int64], page_bytes: int
-) -> Iterator[tuple[int, int]]:
-    """First and end of those that follow one another in the file and in memory."""
-    breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(places) != page_bytes)) + 1
-    bounds = [0, *breaks.tolist(), len(pages)]
-    return itertools.pairwise(bounds) if len(pages) else iter(())
 
 
 def _create(directories: Sequence[Path], nbytes: int) -> tuple[Path, FileIO]:

@@ -46,10 +46,11 @@ def verified(
     stride: int,
 ) -> Open:
     """Opens the file for reads that are verified, and reads bundles."""
+    numbers = np.arange(PER_LAYER, dtype=np.uint32)
     sums = [
         kernels.bundle_checksums(
             bundles[DATA_OFFSET:].reshape(LAYERS, -1)[layer].copy(),
-            stride, stride - 12, FILE_ID, layer, 0,
+            numbers * np.int64(stride), stride - 12, FILE_ID, layer, numbers,
         )
         for layer in range(LAYERS)
     ]  # fmt: skip

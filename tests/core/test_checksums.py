@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,53 +44,60 @@ def test_both_cores_agree_and_continue(data: bytes, cut: int, value: int) -> Non
     assert _core.crc32c(as_array(data[cut:]), first) == whole
 
 
+def bundles(begins: Any, numbers: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """Where they begin, and their numbers: from 0 on unless told otherwise."""
+    own = range(len(begins)) if numbers is None else numbers
+    return np.array(begins, np.int64), np.array(own, np.uint32)
+
+
 @pytest.mark.parametrize("bundle_bytes", [1, 7, 60, 64])
 def test_bundle_checksums_are_of_place_and_contents(core: ModuleType, bundle_bytes: int) -> None:
     data = np.random.default_rng(0).integers(0, 256, 5 * 64, dtype=np.uint8)
-    got = core.bundle_checksums(data, 64, bundle_bytes, FILE_ID, 3, 1000)
+    begins, numbers = bundles([256, 3, 64, 256], [1000, 7, (1 << 32) - 1, 1001])
+    got = core.bundle_checksums(data, begins, bundle_bytes, FILE_ID, 3, numbers)
     assert got.dtype == np.uint32
-    for i, value in enumerate(got):
-        seed = FILE_ID + struct.pack("<II", 3, 1000 + i)
-        bundle = data[i * 64 : i * 64 + bundle_bytes].tobytes()
+    for begin, number, value in zip(begins, numbers, got, strict=True):
+        seed = FILE_ID + struct.pack("<II", 3, number)
+        bundle = data[begin : begin + bundle_bytes].tobytes()
         assert value == core.crc32c(as_array(seed + bundle))
 
 
 def test_a_right_bundle_in_a_wrong_place_is_found(core: ModuleType) -> None:
     data = np.tile(np.arange(64, dtype=np.uint8), 4)
-    here = core.bundle_checksums(data, 64, 64, FILE_ID, 0, 0)
+
+    def sums(file_id: bytes, layer: int, first: int) -> np.ndarray:
+        begins, numbers = bundles(range(0, 256, 64), range(first, first + 4))
+        return core.bundle_checksums(data, begins, 64, file_id, layer, numbers)
+
+    here = sums(FILE_ID, 0, 0)
     assert len(set(here.tolist())) == 4
-    for file_id, layer, first in ((bytes(16), 0, 0), (FILE_ID, 1, 0), (FILE_ID, 0, 1)):
-        there = core.bundle_checksums(data, 64, 64, file_id, layer, first)
-        assert not np.any(here == there)
-
-
-def test_padding_is_not_looked_at(core: ModuleType) -> None:
-    data = np.zeros(3 * 64, np.uint8)
-    before = core.bundle_checksums(data, 64, 60, FILE_ID, 0, 0)
-    data.reshape(3, 64)[:, 60:] = 9
-    assert np.array_equal(core.bundle_checksums(data, 64, 60, FILE_ID, 0, 0), before)
+    for elsewhere in ((bytes(16), 0, 0), (FILE_ID, 1, 0), (FILE_ID, 0, 1)):
+        assert not np.any(here == sums(*elsewhere))
 
 
 def test_no_bundles(core: ModuleType) -> None:
-    assert len(core.bundle_checksums(as_array(b""), 64, 64, FILE_ID, 0, 0)) == 0
+    begins, numbers = bundles([])
+    assert len(core.bundle_checksums(as_array(b""), begins, 64, FILE_ID, 0, numbers)) == 0
 
 
 @pytest.mark.parametrize(
-    ("size", "stride", "bundle_bytes", "file_id", "first_bundle"),
+    ("begins", "bundle_bytes", "file_id", "count"),
     [
-        (128, 0, 0, FILE_ID, 0),
-        (128, -64, 64, FILE_ID, 0),
-        (128, 64, 65, FILE_ID, 0),
-        (128, 64, 0, FILE_ID, 0),
-        (127, 64, 64, FILE_ID, 0),
-        (128, 64, 64, FILE_ID[:15], 0),
-        (128, 64, 64, FILE_ID, (1 << 32) - 1),
+        ([0], 0, FILE_ID, 1),
+        ([0], -1, FILE_ID, 1),
+        ([0], 129, FILE_ID, 1),
+        ([0], 1 << 62, FILE_ID, 1),
+        ([0, 65], 64, FILE_ID, 2),
+        ([0, -1], 64, FILE_ID, 2),
+        ([(1 << 63) - 1], 64, FILE_ID, 1),
+        ([-(1 << 63)], 64, FILE_ID, 1),
+        ([0], 64, FILE_ID[:15], 1),
+        ([0, 64], 64, FILE_ID, 1),
     ],
 )
-def test_sizes_that_do_not_fit_raise(
-    core: ModuleType, size: int, stride: int, bundle_bytes: int, file_id: bytes, first_bundle: int
+def test_bundles_that_are_not_within_the_data_raise(
+    core: ModuleType, begins: list[int], bundle_bytes: int, file_id: bytes, count: int
 ) -> None:
+    where, numbers = bundles(begins, range(count))
     with pytest.raises(ValueError):
-        core.bundle_checksums(
-            np.zeros(size, np.uint8), stride, bundle_bytes, file_id, 0, first_bundle
-        )
+        core.bundle_checksums(np.zeros(128, np.uint8), where, bundle_bytes, file_id, 0, numbers)

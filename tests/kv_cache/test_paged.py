@@ -435,7 +435,7 @@ def test_memory_is_divided_into_slots_and_staging() -> None:
     assert plan.blocks == 64
     assert plan.flash_bytes == pages * shape.page_bytes
     assert plan.staging == 2 * 64  # two of four heads, twice: half of the memory at most
-    taken = (plan.slots + plan.staging + 1) * shape.page_bytes
+    taken = (plan.slots + plan.staging) * shape.page_bytes
     assert MIB - taken - 2 * shape.page_bytes < pages * 13 + plan.slots * 29 <= MIB - taken
     everything = plan_pages(SPEC, 512, 2, "f16", 1 << 30)
     assert (everything.slots, everything.staging, everything.flash_bytes) == (pages, 0, 0)

@@ -140,15 +140,20 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> take_read_times(Reader& reader) {
 }
 
 nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> checksums(const Array<const uint8_t>& data,
-                                                        int64_t stride, int64_t bundle_bytes,
+                                                        const Array<const int64_t>& begins,
+                                                        int64_t bundle_bytes,
                                                         const nb::bytes& file_id, uint32_t layer,
-                                                        uint32_t first_bundle) {
+                                                        const Array<const uint32_t>& numbers) {
   if (file_id.size() != 16) throw std::invalid_argument("file_id must have 16 bytes");
-  const BundlePlace place = {static_cast<const uint8_t*>(file_id.data()), layer, first_bundle};
+  if (begins.size() != numbers.size()) {
+    throw std::invalid_argument("as many begins as numbers are needed");
+  }
+  const ScatteredBundles bundles = {begins.data(), numbers.data(), begins.size(), bundle_bytes};
+  const auto* id = static_cast<const uint8_t*>(file_id.data());
   auto values = std::make_unique<std::vector<uint32_t>>();
   {
     const nb::gil_scoped_release released;
-    *values = bundle_checksums(data.data(), data.size(), stride, bundle_bytes, place);
+    *values = bundle_checksums(data.data(), data.size(), bundles, id, layer);
   }
   return own(std::move(values));
 }
@@ -514,6 +519,6 @@ NB_MODULE(_core, m) {
         return crc32c(data.data(), data.size(), value);
       },
       "data"_a.noconvert(), "value"_a = 0, Released());
-  m.def("bundle_checksums", &checksums, "data"_a.noconvert(), "stride"_a, "bundle_bytes"_a,
-        "file_id"_a, "layer"_a, "first_bundle"_a);
+  m.def("bundle_checksums", &checksums, "data"_a.noconvert(), "begins"_a.noconvert(),
+        "bundle_bytes"_a, "file_id"_a, "layer"_a, "numbers"_a.noconvert());
 }

@@ -30,25 +30,25 @@ def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
 
 def bundle_checksums(
     data: NDArray[np.uint8],
-    stride: int,
+    begins: NDArray[np.int64],
     bundle_bytes: int,
     file_id: bytes,
     layer: int,
-    first_bundle: int,
+    numbers: NDArray[np.uint32],
 ) -> NDArray[np.uint32]:
-    """CRC-32C of each bundle, seeded by file, layer and bundle number."""
+    """CRC-32C of the bundle at each of `begins`, seeded by file, layer and its number."""
     require_array("data", data, np.uint8)
-    if not 1 <= bundle_bytes <= stride or len(data) % stride or len(file_id) != 16:
+    require_array("begins", begins, np.int64)
+    require_array("numbers", numbers, np.uint32)
+    if len(begins) != len(numbers) or len(file_id) != 16 or not 0 <= layer < 1 << 32:
         raise ValueError(
-            f"{len(data)} bytes, stride {stride}, bundle {bundle_bytes}, file id {len(file_id)}: "
-            "expected whole strides, a bundle within its stride, 16 bytes of file id"
+            f"{len(begins)} begins, {len(numbers)} numbers, file id {len(file_id)}, layer {layer}: "
+            "expected as many of both, 16 bytes of file id, a layer of 32 bits"
         )
-    count = len(data) // stride
-    if not 0 <= layer < 1 << 32 or not 0 <= first_bundle <= (1 << 32) - max(count, 1):
-        raise ValueError(f"layer {layer} and bundle {first_bundle} must fit in 32 bits")
-    numbers = np.arange(first_bundle, first_bundle + count, dtype=np.uint32)
-    rows = data.reshape(count, stride)[:, :bundle_bytes]
-    return checksums_of(rows, file_id, np.full(count, layer, np.uint32), numbers)
+    if bundle_bytes < 1 or ((begins < 0) | (begins > len(data) - bundle_bytes)).any():
+        raise ValueError(f"a bundle of {bundle_bytes} bytes is not within {len(data)} bytes")
+    rows = data[begins[:, None] + np.arange(bundle_bytes)]
+    return checksums_of(rows, file_id, np.full(len(begins), layer, np.uint32), numbers)
 
 
 def checksums_of(

@@ -29,12 +29,11 @@ struct Model {
       bytes[i] = static_cast<uint8_t>((i * 2654435761U) >> 13);
     }
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      const size_t start = kDataOffset + layer * kPerLayer * stride;
-      const BundlePlace place = {file.file_id.data(), layer, 0};
-      const auto sums =
-          bundle_checksums(bytes.data() + start, kPerLayer * stride, static_cast<int64_t>(stride),
-                           static_cast<int64_t>(file.bundle_bytes), place);
-      expected.insert(expected.end(), sums.begin(), sums.end());
+      for (uint32_t number = 0; number < kPerLayer; ++number) {
+        const size_t start = kDataOffset + (layer * kPerLayer + number) * stride;
+        expected.push_back(bundle_checksum(bytes.data() + start, file.bundle_bytes,
+                                           {file.file_id.data(), layer, number}));
+      }
     }
   }
 

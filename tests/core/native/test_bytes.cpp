@@ -129,32 +129,27 @@ TEST(crc_is_the_same_where_streams_are_joined) {
   }
 }
 
-TEST(bundle_numbers_end_at_32_bits) {
-  const std::vector<uint8_t> data(128);
-  const std::vector<uint8_t> id(16);
-  CHECK(bundle_checksums(data.data(), 128, 64, 64, {id.data(), 0, 0xFFFFFFFE}).size() == 2);
-  CHECK_THROWS(std::invalid_argument, "32 bits",
-               bundle_checksums(data.data(), 128, 64, 64, {id.data(), 0, 0xFFFFFFFF}));
-  CHECK(bundle_checksums(data.data(), 0, 64, 64, {id.data(), 0, 0xFFFFFFFF}).empty());
-}
-
-TEST(checksums_are_of_bundles_within_their_strides) {
-  const std::vector<uint8_t> data(128);
-  const std::vector<uint8_t> id(16);
-  for (const size_t size : {0, 1, 63, 64, 65, 127, 128}) {
-    for (int64_t stride = -1; stride < 130; ++stride) {
-      for (const int64_t bundle : {int64_t{-1}, int64_t{0}, int64_t{1}, stride, stride + 1}) {
-        const auto sums = [&] {
-          return bundle_checksums(data.data(), size, stride, bundle, {id.data(), 0, 0}).size();
-        };
-        if (bundle >= 1 && bundle <= stride && static_cast<int64_t>(size) % stride == 0) {
-          CHECK(sums() == size / static_cast<size_t>(stride));
-        } else {
-          CHECK_THROWS(std::invalid_argument, "expected whole strides", sums());
-        }
+TEST(checksums_are_of_bundles_within_their_bytes) {
+  std::vector<uint8_t> data(128);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i * 37);
+  const std::vector<uint8_t> id(16, 5);
+  const std::vector<uint32_t> numbers = {7, 0xFFFFFFFF};
+  for (const int64_t begin : {INT64_MIN, int64_t{-1}, int64_t{0}, int64_t{64}, INT64_MAX}) {
+    for (const int64_t bytes : {INT64_MIN, int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{64},
+                                int64_t{65}, int64_t{128}, int64_t{129}, INT64_MAX}) {
+      const std::vector<int64_t> begins = {0, begin};
+      const ScatteredBundles bundles = {begins.data(), numbers.data(), 2, bytes};
+      const auto sums = [&] { return bundle_checksums(data.data(), 128, bundles, id.data(), 3); };
+      const bool is_within = begin == 0 ? bytes <= 128 : begin == 64 && bytes <= 64;
+      if (bytes < 1 || !is_within) {
+        CHECK_THROWS(std::invalid_argument, "expected it within 128 bytes", sums());
+        continue;
       }
+      const BundlePlace place = {id.data(), 3, 0xFFFFFFFF};
+      CHECK(sums()[1] == bundle_checksum(data.data() + begin, static_cast<size_t>(bytes), place));
     }
   }
+  CHECK(bundle_checksums(data.data(), 0, {nullptr, nullptr, 0, 64}, id.data(), 0).empty());
 }
 
 TEST(plan_sorts_and_merges_within_the_gap) {

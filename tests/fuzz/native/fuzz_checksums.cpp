@@ -30,9 +30,9 @@ void check_cuts(const std::vector<uint8_t>& bytes, FuzzInput* input) {
 }
 
 // By the definition in docs/layout-v1.md: of file, layer, bundle, then the bytes.
-uint32_t defined(const uint8_t* bundle, size_t bytes, const BundlePlace& place, uint32_t number) {
+uint32_t defined(const uint8_t* bundle, size_t bytes, const BundlePlace& place) {
   std::vector<uint8_t> all(place.file_id, place.file_id + kFileIdBytes);
-  for (const uint32_t part : {place.layer, number}) {
+  for (const uint32_t part : {place.layer, place.number}) {
     const std::vector<uint8_t> four = numbered(part);
     all.insert(all.end(), four.begin(), four.end());
   }
@@ -45,33 +45,37 @@ uint32_t defined(const uint8_t* bundle, size_t bytes, const BundlePlace& place, 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzInput input(data, size);
   const int64_t bundle_bytes = input.byte() % 4 == 0 ? input.any() : input.within(1, 600);
-  const int64_t stride = input.byte() % 4 == 0 ? input.any() : bundle_bytes;
-  const size_t wanted = static_cast<size_t>(input.within(0, 9) * (stride & 0x3FF));
-  std::vector<uint8_t> bytes(input.flag() ? wanted : input.size_within(0, kBytesMax));
+  std::vector<uint8_t> bytes(input.size_within(0, kBytesMax));
   const std::vector<uint8_t> file_id(kFileIdBytes, input.byte());
   const auto layer = static_cast<uint32_t>(input.word(4));
-  const auto first = static_cast<uint32_t>(input.flag() ? input.word(1) : input.any());
+  const auto largest = static_cast<int64_t>(bytes.size());
+  std::vector<int64_t> begins(input.size_within(0, 9));
+  std::vector<uint32_t> numbers;
+  for (int64_t& begin : begins) {
+    begin = input.byte() % 4 == 0 ? input.any() : input.within(0, largest);
+    numbers.push_back(static_cast<uint32_t>(input.any()));
+  }
   SeededValues values(input.word(2));
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(values.next());
   check_cuts(bytes, &input);
 
-  const bool fits = stride >= 1 && bundle_bytes >= 1 && bundle_bytes <= stride &&
-                    bytes.size() % static_cast<uint64_t>(stride) == 0;
-  const uint64_t count = fits ? bytes.size() / static_cast<uint64_t>(stride) : 0;
-  const bool is_valid = fits && (count == 0 || first + (count - 1) <= UINT32_MAX);
-  const BundlePlace place = {file_id.data(), layer, first};
+  bool is_valid = true;
+  for (const int64_t begin : begins) {
+    is_valid = is_valid && bundle_bytes >= 1 && bundle_bytes <= largest && begin >= 0 &&
+               begin <= largest - bundle_bytes;
+  }
+  const ScatteredBundles bundles = {begins.data(), numbers.data(), begins.size(), bundle_bytes};
   std::vector<uint32_t> found;
   try {
-    found = bundle_checksums(bytes.data(), bytes.size(), stride, bundle_bytes, place);
+    found = bundle_checksums(bytes.data(), bytes.size(), bundles, file_id.data(), layer);
   } catch (const std::invalid_argument&) {
     REQUIRE(!is_valid);
     return 0;
   }
-  REQUIRE(is_valid && found.size() == count);
-  for (size_t i = 0; i < count; ++i) {
-    REQUIRE(found[i] == defined(bytes.data() + i * static_cast<size_t>(stride),
-                                static_cast<size_t>(bundle_bytes), place,
-                                first + static_cast<uint32_t>(i)));
+  REQUIRE(is_valid && found.size() == begins.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    REQUIRE(found[i] == defined(bytes.data() + begins[i], static_cast<size_t>(bundle_bytes),
+                                {file_id.data(), layer, numbers[i]}));
   }
   return 0;
 }

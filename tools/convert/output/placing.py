@@ -31,7 +31,7 @@ from ..source.files import RangeFile
 from .destination import OutputFile, write_error
 from .inspection import Job
 from .writing import (
-    block_checksums,
+    checksum_bytes,
     layer_blocks,
     pieces_of,
     resident_blocks,
@@ -221,7 +221,7 @@ def check_bundles(
         for layer, first, block in _blocks(file, header):
             hashed = hasher.submit(digest.update, block.reshape(-1).data)
             if layer is not None:
-                checksums.write(block_checksums(header, block, layer, first))
+                checksums.write(checksum_bytes(header, block, layer, first))
             hashed.result()
             progress.advance(block.nbytes)
         file.forget(0, file.size)

@@ -44,7 +44,7 @@ from .destination import (
 from .predictor_files import check_predictors
 from .tensor_checksums import TensorSums
 from .tokenizer_files import TOKENIZERS
-from .writing import block_checksums, write_manifest
+from .writing import checksum_bytes, write_manifest
 
 _BY_NEURON = {
     RESIDENT_FILE: re.compile(r"layers\.(\d+)\.ffn\.(?:gate\.weight|gate\.bias|up\.bias)"),
@@ -227,7 +227,7 @@ def _copy_bundles(
             first = 0
             for block in _bundles(old, header, layer, order.neurons[layer]):
                 file.write(block.data)
-                checksums.write(block_checksums(header, block, layer, first))
+                checksums.write(checksum_bytes(header, block, layer, first))
                 first += len(block)
                 progress.advance(block.nbytes)
         file.write(bytes(header.file_bytes - file.bytes))

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.core import bundle_checksums
 from flashllm.dtypes import GROUP_BYTES, row_bytes, tensor_bytes
+from flashllm.flash.checksums import block_checksums
 from flashllm.flash.file_names import (
     BUNDLES_FILE,
     CHECKSUMS_FILE,
@@ -177,7 +177,7 @@ def write_bundles(
             with contextlib.closing(layer_blocks(header, checkpoint, rows)) as blocks:
                 for block in blocks:
                     file.write(block.data)
-                    checksums.write(block_checksums(header, block, layer, first))
+                    checksums.write(checksum_bytes(header, block, layer, first))
                     first += len(block)
                     progress.advance(block.nbytes)
             for row in rows:
@@ -188,13 +188,11 @@ def write_bundles(
     return {BUNDLES_FILE: file.record, CHECKSUMS_FILE: checksums.record}
 
 
-def block_checksums(
+def checksum_bytes(
     header: BundleHeader, block: NDArray[np.uint8], layer: int, first: int
 ) -> memoryview:
     """What `ffn.crc32c` holds of a layer's bundles [n, stride] from `first` on."""
-    place = (header.file_id, layer, first)
-    sums = bundle_checksums(block.reshape(-1), header.stride, header.bundle_bytes, *place)
-    return sums.astype("<u4").data
+    return block_checksums(header, block.reshape(-1), layer, first).astype("<u4").data
 
 
 def _expect(checkpoint: Checkpoint, rows: tuple[Piece, ...]) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.core import bundle_checksums
 from flashllm.errors import FlashllmError, LayoutError
+from flashllm.flash.checksums import block_checksums
 from flashllm.flash.file_names import (
     ACTIVITY_FILE,
     BUNDLES_FILE,
@@ -207,9 +207,7 @@ class _Check:
     ) -> None:
         """Checksums of the bundles in a block, and zeros in what pads them."""
         first = (offset - header.offset(layer, 0)) // header.stride
-        found = bundle_checksums(
-            block, header.stride, header.bundle_bytes, header.file_id, layer, first
-        )
+        found = block_checksums(header, block, layer, first)
         wrong = found != sums[layer, first : first + len(found)]
         self.bundles_checked += len(found)
         for index in np.flatnonzero(wrong).tolist():

@@ -187,27 +187,27 @@ uint32_t crc32c_portable(const uint8_t* data, size_t size, uint32_t value) {
 uint32_t bundle_checksum(const uint8_t* data, size_t bundle_bytes, const BundlePlace& place) {
   const uint32_t in_file = crc32c(place.file_id, 16);
   const uint32_t in_layer = crc32c(le32(place.layer).data(), 4, in_file);
-  return crc32c(data, bundle_bytes, crc32c(le32(place.first_bundle).data(), 4, in_layer));
+  return crc32c(data, bundle_bytes, crc32c(le32(place.number).data(), 4, in_layer));
 }
 
-std::vector<uint32_t> bundle_checksums(const uint8_t* data, size_t size, int64_t stride,
-                                       int64_t bundle_bytes, const BundlePlace& place) {
-  if (stride < 1 || bundle_bytes < 1 || bundle_bytes > stride ||
-      size % static_cast<uint64_t>(stride) != 0) {
-    throw std::invalid_argument(std::to_string(size) + " bytes, stride " + std::to_string(stride) +
-                                ", bundle " + std::to_string(bundle_bytes) +
-                                ": expected whole strides and a bundle within its stride");
+std::vector<uint32_t> bundle_checksums(const uint8_t* data, size_t size,
+                                       const ScatteredBundles& bundles, const uint8_t* file_id,
+                                       uint32_t layer) {
+  const auto bundle_bytes = static_cast<uint64_t>(bundles.bundle_bytes);
+  for (size_t i = 0; i < bundles.count; ++i) {
+    if (bundles.bundle_bytes >= 1 && bundles.begins[i] >= 0 && bundle_bytes <= size &&
+        static_cast<uint64_t>(bundles.begins[i]) <= size - bundle_bytes) {
+      continue;
+    }
+    throw std::invalid_argument("bundle " + std::to_string(bundles.numbers[i]) + ", " +
+                                std::to_string(bundles.bundle_bytes) + " bytes from byte " +
+                                std::to_string(bundles.begins[i]) + " on: expected it within " +
+                                std::to_string(size) + " bytes");
   }
-  const size_t count = size / static_cast<size_t>(stride);
-  if (count > 0 && count - 1 > std::numeric_limits<uint32_t>::max() - place.first_bundle) {
-    throw std::invalid_argument("bundle numbers must fit in 32 bits");
-  }
-  std::vector<uint32_t> checksums(count);
-  for (size_t i = 0; i < count; ++i) {
-    const uint32_t number = place.first_bundle + static_cast<uint32_t>(i);
-    checksums[i] =
-        bundle_checksum(data + i * static_cast<size_t>(stride), static_cast<size_t>(bundle_bytes),
-                        {place.file_id, place.layer, number});
+  std::vector<uint32_t> checksums(bundles.count);
+  for (size_t i = 0; i < bundles.count; ++i) {
+    checksums[i] = bundle_checksum(data + bundles.begins[i], static_cast<size_t>(bundle_bytes),
+                                   {file_id, layer, bundles.numbers[i]});
   }
   return checksums;
 }
