@@ -2,7 +2,7 @@
 
 Attention to everything reads all pages that have no slot, and drops them after use, so slots have
 the pages that were written last. Pages that a policy chooses come into slots, where each of them
-takes the place of another one.
+takes the place of another one; where those of a layer are too many for that, they are dropped too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from flashllm.kv_cache.layout import (
     PagePlan,
     PageShape,
     choosing_layers,
+    least_slots,
     tokens_max,
 )
 from flashllm.options import DEFAULT_KV_SELECTION, KvDType, KvSelection
@@ -58,15 +59,15 @@ def flash_reads_a_token(
         return FlashReads(_whole_pages(spec, shape, tokens, here, ()) * shape.page_bytes, 0)
     share = tokens_max(tokens, selection.share) / tokens
     chosen = blocks * (1 - (1 - share) ** shape.tokens)
-    if 4 * heads * chosen > plan.slots:  # too few to keep them in: all are read, and none stays
+    if heads * chosen + least_slots(shape) > plan.slots:  # none of them stays
         stay = shape.tokens * plan.slots / shape.block_pages
         held = min(stay / shape.tokens / blocks, 1.0)
-        chosen_pages = blocks * (1 - held)
     else:
         stay = _tokens_that_pages_stay(shape, plan.slots, blocks, chosen, len(choosing))
-        held = stay / (stay + blocks / chosen)
-        chosen_pages = chosen * (1 - held)
-    measured = blocks * (1 - held)  # all keys of a head, in one of the layers
+        # What leaves before the next token comes is never there when it is wanted.
+        held = stay / (stay + blocks / chosen) if stay >= 1 else 0.0
+    chosen_pages = chosen * (1 - held)
+    measured = blocks * (1 - held) / 2  # all keys of a head, in one of the layers
     measured /= MEASURED_ONE_IN if tokens > MEASURED_LONG_TOKENS else 1
     whole = _whole_pages(spec, shape, tokens, stay / shape.tokens, choosing) + measured
     scattered = len(choosing) * heads * chosen_pages

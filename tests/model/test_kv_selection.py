@@ -190,5 +190,5 @@ def test_the_plan_says_what_is_read_from_flash(long: Path, share: float) -> None
         for chosen in (selection, KvSelection())
     ]
     assert (read[-1] - read[29]) / 20 == pytest.approx(expected[0], rel=0.2)
-    # Where they cannot stay, all are read, and a head's keys once more to measure the choice.
+    # More than stay are read anew for each token, and a head's keys to measure the choice.
     assert (expected[0] < 0.7 * expected[1]) == (share == 0.02)
