@@ -42,13 +42,13 @@ POLICIES = ("lru", DEFAULT_POLICY)
 WAYS = (ALIKE, RETURNS, FREQUENCIES, KNOWN)
 
 
-def activity_of(sets: Sets, n_experts: int) -> Activity:
+def activity_of(sets: Sets, n_experts: int, part: int = 4) -> Activity:
     """The distinct experts that some tokens in a row use, by window and layer.
 
-    Windows are as long as a quarter of the tokens, so that several are counted.
+    Windows are as long as a `part` (a quarter) of the tokens, so that several are counted.
     """
     n_layers, tokens, per_token = sets.shape
-    windows = tuple(window for window in ASSUMED_WINDOWS if window <= max(tokens // 4, 1))
+    windows = tuple(window for window in ASSUMED_WINDOWS if window <= max(tokens // part, 1))
     used = np.zeros((n_layers, tokens, n_experts), np.bool_)
     np.put_along_axis(used, sets.astype(np.int64), True, axis=2)
     means, most = [], []

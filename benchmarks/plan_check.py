@@ -3,8 +3,9 @@
     python -m benchmarks.plan_check MODEL --ceilings 3GiB,4GiB,6GiB [--profile FILE] [--ids "5 6 7"]
 
 The profile is that of `flashllm bench io`, made before; nothing is fitted here. Without one only
-bytes and hits are compared, which time does not change. Of experts a plan assumes the reuse that
-was recorded of another model. Options that it does not know go to both commands.
+bytes and hits are compared, which time does not change. Runs begin with empty slots, and so many
+tokens are decoded as a plan has an estimate for from there. Of experts a plan assumes the reuse
+that was recorded of other models. Options that it does not know go to both commands.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from flashllm.bench.header import run_header
 from flashllm.bench.sample_statistics import Spread
 from flashllm.cli.bench.options import parse_sizes
 from flashllm.cli.shared.flags import argument
+from flashllm.planning.latency_model import FIRST_TOKENS
 from flashllm.units import MIB
 
 TOLERANCE = 0.2
@@ -54,7 +56,6 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--ceilings", type=argument(parse_sizes), required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("-n", "--tokens", type=int, default=48)
     parser.add_argument("--ids", help="prompt as token ids, for a model without a tokenizer")
     options, passed_on = parser.parse_known_args()
     expected = {ceiling: _plan(options.model, ceiling, passed_on) for ceiling in options.ceilings}
@@ -79,14 +80,20 @@ def _plan(model: str, ceiling: int, passed_on: list[str]) -> dict[str, Any]:
 
 def _tokens(options: argparse.Namespace, ceiling: int, passed_on: list[str]) -> dict[str, Any]:
     prompt = ["--ids", options.ids] if options.ids else []
-    length = ["-n", str(options.tokens), "--runs", "3", "--json", "--no-telemetry-cost"]
+    length = ["-n", str(FIRST_TOKENS), "--runs", "3", "--json", "--no-telemetry-cost"]
     limit = ["--memory", str(ceiling)]
     return ask("bench", "tokens", options.model, *limit, *length, *prompt, *passed_on)
 
 
 def _row(ceiling: int, plan: dict[str, Any], measured: Sequence[Measured]) -> dict[str, Any]:
     """Expected and measured figures; times are left out where the profile knows none."""
-    expected, traffic = plan["expected"], plan["expected"]["traffic"]
+    expected, first = plan["expected"], plan["first_tokens"]
+    if first is None:  # no slots, which could be empty
+        first = {
+            "bytes_read": expected["traffic"]["bytes_read"],
+            "hit_rate": expected["hit_rate"],
+            "seconds": expected["token"] and expected["token"]["total"],
+        }
     seconds = Spread.of([one.seconds for one in measured])
     nbytes = Spread.of([one.bytes_read for one in measured])
     hits = Spread.of([one.hit_rate for one in measured])
@@ -94,21 +101,23 @@ def _row(ceiling: int, plan: dict[str, Any], measured: Sequence[Measured]) -> di
         "ceiling_bytes": ceiling,
         "window": plan["plan"]["window"],
         "assumed": expected["assumed"],
-        "expected_bytes_read": traffic["bytes_read"],
+        "expected_bytes_read": first["bytes_read"],
         "measured_bytes_read": nbytes.to_json(),
-        "bytes": _compared(traffic["bytes_read"], nbytes.median),
-        "expected_hit_rate": expected["hit_rate"],
+        "bytes": _compared(first["bytes_read"], nbytes.median),
+        "expected_hit_rate": first["hit_rate"],
+        "expected_full_hit_rate": expected["hit_rate"],
         "measured_hit_rate": hits.to_json(),
         "measured_seconds": seconds.to_json(),
     }
     if (token := expected["token"]) is not None:
         row |= {
-            "expected_seconds": token["total"],
+            "expected_seconds": first["seconds"],
+            "expected_full_seconds": token["total"],
             "expected_flash": token["flash"],
             "expected_dram": token["dram"],
             "expected_overhead": token["overhead"],
             "bound": expected["bound"],
-            "seconds": _compared(token["total"], seconds.median),
+            "seconds": _compared(first["seconds"], seconds.median),
         }
     return row
 

@@ -19,6 +19,9 @@ from flashllm.errors import UsageError
 
 STRETCH_TOKENS = 16
 """Tokens that are drawn together."""
+NEAR, ANY = 0.3, 0.4
+"""How much likelier an expert is drawn that a neighbouring token used, and any at all, beside how
+often the layer uses it: by `python -m benchmarks.expert_reuse`, which draws what is recorded."""
 _RECORDING_BYTES_MAX = 64 << 20
 
 Sets = NDArray[np.int32]
@@ -34,8 +37,11 @@ class Recording:
     n_experts: int
 
 
-def read_recording(path: Path) -> Recording:
-    """The decoded tokens of a recording; `UsageError` for a file that is none."""
+def read_recording(path: Path, order: str = "expert") -> Recording:
+    """The decoded tokens of a recording; `UsageError` for a file that is none.
+
+    A token's experts ascend by the column `order`: slot is their rank by weight.
+    """
     try:
         raw = path.read_bytes()
         if path.suffix == ".gz":
@@ -43,11 +49,11 @@ def read_recording(path: Path) -> Recording:
                 raw = file.read(_RECORDING_BYTES_MAX)
         lines = raw.decode().splitlines()
         found = [
-            tuple(int(row[name]) for name in ("layer", "step", "expert"))
+            tuple(int(row[name]) for name in ("layer", "step", order, "expert"))
             for row in csv.DictReader(line for line in lines if not line.startswith("#"))
             if row["phase"] == "1"
         ]
-        layers, steps, experts = np.array(sorted(found), dtype=np.int64).T
+        layers, steps, _, experts = np.array(sorted(found), dtype=np.int64).T
     except OSError as problem:
         raise UsageError(f"{path}: {problem.strerror or problem}") from problem
     except (ValueError, KeyError, UnicodeDecodeError, EOFError) as problem:
@@ -95,15 +101,26 @@ def draw(
     steps = _stretches(random, recorded.shape[1], tokens)
     sets = np.empty((n_layers, tokens, per_token), dtype=np.int32)
     for layer in range(n_layers):
-        weights = _weights(recorded[layer], n_experts)
-        for token, step in enumerate(steps.tolist()):
-            own = np.unique(recorded[layer, step][:per_token])
-            odds = weights[step].copy()
-            odds[own] = 0
-            more = random.choice(
-                n_experts, per_token - len(own), replace=False, p=odds / odds.sum()
-            )
-            sets[layer, token] = np.sort(np.concatenate([own, more]))
+        sets[layer] = extend(random, recorded[layer], steps, per_token, n_experts)
+    return sets
+
+
+def extend(
+    random: np.random.Generator,
+    layer: Sets,
+    steps: NDArray[np.int64],
+    per_token: int,
+    n_experts: int,
+) -> Sets:
+    """The recorded experts of a layer at `steps`, and more drawn to them: [steps, per_token]."""
+    weights = _weights(layer, n_experts)
+    sets = np.empty((len(steps), per_token), dtype=np.int32)
+    for token, step in enumerate(steps.tolist()):
+        own = np.unique(layer[step][:per_token])
+        odds = weights[step].copy()
+        odds[own] = 0
+        more = random.choice(n_experts, per_token - len(own), replace=False, p=odds / odds.sum())
+        sets[token] = np.sort(np.concatenate([own, more]))
     return sets
 
 
@@ -121,6 +138,6 @@ def _weights(layer: Sets, n_experts: int) -> NDArray[np.float64]:
     near = np.zeros_like(used)
     near[1:] += used[:-1]
     near[:-1] += used[1:]
-    # A neighbour's experts are about as likely again as the most frequent ones.
-    weights: NDArray[np.float64] = used.mean(axis=0) + 0.5 * near + 0.1 / n_experts
+    # Of recordings of more experts, so extended ones return as often as recorded ones do.
+    weights: NDArray[np.float64] = used.mean(axis=0) + NEAR * near + ANY / n_experts
     return weights

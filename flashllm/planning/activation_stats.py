@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashllm.errors import LayoutError
+from flashllm.planning.expert_reuse import reuse_growth
 from flashllm.spec import ModelSpec, MoeSpec
 
 PAPER_ACTIVE = 0.03
@@ -33,10 +34,13 @@ _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 32) for i in range(32)]
 # ln of s_agg(k) over s_agg(1) is a parabola in ln k through the paper's s_agg(1) = 9.6 %,
 # s_agg(5) = 24 % and s_agg(6) = 26.4 %.
 _PAPER_GROWTH = (0.6126, -0.0268)
-_ROUTED_GROWTH = (0.7959, -0.0670)
-"""The same parabola through the routing of Qwen3-30B-A3B (48 layers, 6 of 128 experts) that
-BigMoeOnEdge published: 5 tokens go through 2.98 times as many experts as one does, 64 through 8.45
-times as many."""
+
+
+class FirstTokens(NamedTuple):
+    """The first tokens of an answer, and those of the prompt, before which all slots were empty."""
+
+    prompt: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,26 @@ class Activity:
         # Beyond the longest window that was counted; with all slots nothing is loaded.
         return loads * (n_bundles - slots) / (n_bundles - most)
 
+    def loads_of_first(
+        self, steady: float, layer: int, n_bundles: int, first: FirstTokens
+    ) -> float:
+        """Bundles that a token loads on average while slots that were empty are filled.
+
+        What no token has used yet is in no slot, however many there are; `steady` is what a token
+        loads when the slots are full.
+        """
+        longest = self.windows[-1]
+        counted, loaded, seen = self.s_agg[-1][layer], 0.0, 0.0
+        for at in range(first.prompt + first.tokens):
+            new = self.increment(layer, float(at))
+            if at >= longest and n_bundles > counted:
+                # Beyond what was counted, the fewer are left the fewer are new.
+                new *= max(n_bundles - seen, 0.0) / (n_bundles - counted)
+            seen += new
+            if at >= first.prompt:
+                loaded += max(new, steady)
+        return loaded / first.tokens
+
     def extra_rounds(self, layer: int, slots: int) -> float:
         """Rounds beyond the first that a token needs in a layer, on average."""
         sizes = self._sizes(layer)
@@ -206,19 +230,28 @@ def assumed(spec: ModelSpec, select: str, share: float | None = None) -> Activit
 
 def _assumed_routing(spec: ModelSpec, experts: MoeSpec) -> Activity:
     """Each token goes through as many experts as it must, and returns to them as was recorded."""
-    used = experts.per_token
-    growths = [_growth(_ROUTED_GROWTH, window) for window in ASSUMED_WINDOWS]
-    means = [min(used * growth, experts.n_experts) for growth in growths]
-    most = [used, *(min(math.ceil(n * MOST_OVER_MEAN), experts.n_experts) for n in means[1:])]
-    layers = spec.bundled_layers
-    words = (
-        f"{used} of {experts.n_experts} experts a token, and the reuse recorded of another model"
-    )
+    used, layers = experts.per_token, range(spec.bundled_layers)
+    means: list[tuple[float, ...]] = []
+    for window in ASSUMED_WINDOWS:
+        grown = [used * reuse_growth(window, used, experts.n_experts, layer) for layer in layers]
+        # The law bends, and falls again where a few tokens use all experts.
+        before = means[-1] if means else grown
+        means.append(
+            tuple(
+                min(max(now, was), experts.n_experts)
+                for now, was in zip(grown, before, strict=True)
+            )
+        )
+    most = [
+        tuple(min(math.ceil(mean * MOST_OVER_MEAN), experts.n_experts) for mean in row)
+        for row in means[1:]
+    ]
+    words = f"{used} of {experts.n_experts} experts a token, and the reuse recorded of other models"
     return Activity(
         ASSUMED_WINDOWS,
-        tuple((mean,) * layers for mean in means),
-        tuple((slots,) * layers for slots in most),
-        (float(used),) * layers,
+        tuple(means),
+        ((used,) * len(layers), *most),
+        (float(used),) * len(layers),
         words,
     )
 

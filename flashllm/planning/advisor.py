@@ -16,7 +16,13 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import kv_bytes
 from flashllm.options import KV_DTYPES, ModelOptions, ModelOverrides
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.latency_model import PROMPT_TOKENS, TokenEstimate, expect
+from flashllm.planning.latency_model import (
+    PROMPT_TOKENS,
+    FirstEstimate,
+    TokenEstimate,
+    expect,
+    expect_first,
+)
 from flashllm.planning.plan import (
     ADVICE_MARGIN_BYTES,
     SHORT_CONTEXT,
@@ -74,12 +80,19 @@ class Scenario:
         self, plan: Plan, flash_speed: float = 1.0, prompt_tokens: int = PROMPT_TOKENS
     ) -> TokenEstimate:
         """The estimate for a plan of this scenario, after a prompt of so many tokens."""
-        sizes = self.sizes
-        model = PlannedModel(
-            self.spec, sizes.stride, sizes.predictors, self.activity, sizes.predictor_dtype
-        )
         return expect(
-            model, plan, self.profile, prompt_tokens=prompt_tokens, flash_speed=flash_speed
+            self._model, plan, self.profile, prompt_tokens=prompt_tokens, flash_speed=flash_speed
+        )
+
+    def expect_first(self, plan: Plan) -> FirstEstimate | None:
+        """The estimate for the first tokens of a run; None where slots make no difference."""
+        return expect_first(self._model, plan, self.profile)
+
+    @property
+    def _model(self) -> PlannedModel:
+        sizes = self.sizes
+        return PlannedModel(
+            self.spec, sizes.stride, sizes.predictors, self.activity, sizes.predictor_dtype
         )
 
 

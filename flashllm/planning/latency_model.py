@@ -17,6 +17,7 @@ from flashllm.hardware.curves import MachineRates
 from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.page_reads import flash_reads_a_token
+from flashllm.planning.activation_stats import FirstTokens
 from flashllm.planning.cost_model import (
     DramBytes,
     DramSeconds,
@@ -68,6 +69,10 @@ class TokenSeconds:
         return max(parts, key=lambda name: parts[name])
 
 
+FIRST_TOKENS = 128
+"""Tokens of a run with empty slots that are estimated; `bench tokens` decodes as many."""
+_FIRST_PROMPT = 4
+"""Tokens of the short prompt before them, as `bench tokens` has it; what they use is in slots."""
 PROMPT_LENGTHS = (8, 64, 512, 4096)
 
 
@@ -118,6 +123,18 @@ class TokenEstimate:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class FirstEstimate:
+    """A token's mean over the first ones of a run, in which empty slots are filled."""
+
+    tokens: int
+    hit_rate: float
+    bytes_read: float
+    """From flash, a token."""
+    seconds: float | None
+    """None where the profile lacks the rates."""
+
+
 def expect(
     model: PlannedModel,
     plan: Plan,
@@ -129,27 +146,8 @@ def expect(
     """What the tokens after a prompt will cost, on a disk `flash_speed` times as fast."""
     spec, activity = model.spec, model.activity
     prompt_tokens = min(prompt_tokens, plan.context)
-    layers = [layer_reads(model, plan, layer) for layer in range(spec.bundled_layers)]
-    traffic = TokenTraffic(
-        *(
-            sum(getattr(one.traffic, f.name) for one in layers)
-            for f in dataclasses.fields(TokenTraffic)
-        )
-    )
+    layers, traffic, moved = _decoded(model, plan, prompt_tokens)
     speculative = prefetches(spec, plan)
-    predictors = model.predictors if plan.select == "predicted" else 0
-    # A speculative prefetch asks the predictor once more.
-    predictors *= 2 if speculative else 1
-    moved = dram_bytes_a_token(
-        spec,
-        ResidentBytes.of(spec, predictors),
-        traffic.used,
-        traffic.loaded,
-        spec.bundle_bytes,
-        prompt_tokens,
-        bundles_active=traffic.active,
-        kv_dtype=plan.kv_dtype,
-    )
     token = first = None
     prompts: tuple[PromptSeconds, ...] = ()
     rates = None if profile is None else profile.rates
@@ -179,6 +177,47 @@ def expect(
     )  # fmt: skip
 
 
+def expect_first(model: PlannedModel, plan: Plan, profile: Profile | None) -> FirstEstimate | None:
+    """What the first tokens of a run cost, whose slots are empty; None where none keep anything."""
+    if plan.select in ("all", "oracle") or model.activity is None:
+        return None
+    first = FirstTokens(_FIRST_PROMPT, min(FIRST_TOKENS, plan.context))
+    layers, traffic, moved = _decoded(model, plan, first.tokens // 2, first)
+    seconds = None
+    rates = None if profile is None else profile.rates
+    if profile is not None and rates is not None and rates_suffice(rates, model.encodings):
+        seconds = _Clock(model, plan, profile, rates, 1.0).token(layers, traffic, moved).total
+    return FirstEstimate(first.tokens, traffic.hit_rate, traffic.bytes_read, seconds)
+
+
+def _decoded(
+    model: PlannedModel, plan: Plan, context_tokens: int, first: FirstTokens | None = None
+) -> tuple[list[LayerReads], TokenTraffic, DramBytes]:
+    """A decoded token's reads by layer, their sum, and what goes through memory."""
+    spec = model.spec
+    layers = [layer_reads(model, plan, layer, first) for layer in range(spec.bundled_layers)]
+    traffic = TokenTraffic(
+        *(
+            sum(getattr(one.traffic, f.name) for one in layers)
+            for f in dataclasses.fields(TokenTraffic)
+        )
+    )
+    predictors = model.predictors if plan.select == "predicted" else 0
+    # A speculative prefetch asks the predictor once more.
+    predictors *= 2 if prefetches(spec, plan) else 1
+    moved = dram_bytes_a_token(
+        spec,
+        ResidentBytes.of(spec, predictors),
+        traffic.used,
+        traffic.loaded,
+        spec.bundle_bytes,
+        context_tokens,
+        bundles_active=traffic.active,
+        kv_dtype=plan.kv_dtype,
+    )
+    return layers, traffic, moved
+
+
 @dataclass(frozen=True, slots=True)
 class _Clock:
     """The rates of one machine, applied to one model and plan."""
@@ -198,9 +237,12 @@ class _Clock:
         if self.plan.select in ("all", "oracle"):
             # The oracle looks at every neuron before it names those that are not zero.
             return self._streamed(seconds.total, seconds.ffn, overhead)
-        early = sum(self._read_seconds(*layer.early) for layer in layers)
-        late = sum(self._read_seconds(*layer.late) for layer in layers)
-        flash, hidden = early + late, self._hidden(early, late, traffic, seconds)
+        if spec.experts is not None:
+            flash, hidden = self._experts(layers, seconds.ffn / traffic.used)
+        else:
+            early = sum(self._read_seconds(*layer.early) for layer in layers)
+            late = sum(self._read_seconds(*layer.late) for layer in layers)
+            flash, hidden = early + late, self._hidden(early, late, traffic, seconds)
         total = flash + seconds.total + overhead - hidden
         return TokenSeconds(flash, seconds.total, overhead, total)
 
@@ -217,14 +259,33 @@ class _Clock:
         # Meanwhile all rows but the down rows are multiplied for neurons that are in DRAM.
         before_down = (spec.rows_per_neuron - 1) * traffic.used
         dots = seconds.ffn * before_down / max(before_down + traffic.active, 1.0)
-        if spec.experts is not None:
-            dots = seconds.ffn  # each expert is computed whole
         hits = dots * traffic.hit_rate
         attention = seconds.attention + seconds.kv
         if prefetches(spec, plan):
             # The predictor is asked twice: for the prefetch, and again after attention.
             return min(early, attention + seconds.predictors / 2) + min(late, hits)
         return min(early, attention + hits) + min(late, hits)
+
+    def _experts(self, layers: list[LayerReads], expert: float) -> tuple[float, float]:
+        """Seconds of reading experts, and of them those in which the layer's hits are computed.
+
+        `expert` is what computing one takes. Experts are few and their reads long: in many layers
+        none is missing, and there hits hide nothing. So each number of misses counts by itself.
+        """
+        flash = hidden = 0.0
+        n_bundles, plan = self.model.spec.bundles_per_layer, self.plan
+        for layer in layers:
+            used = round(layer.traffic.used)
+            missing = layer.traffic.loaded / layer.traffic.used
+            for misses in range(1, used + 1):
+                share = math.comb(used, misses) * missing**misses * (1 - missing) ** (used - misses)
+                read = self._read_seconds(
+                    *merged_reads(misses, n_bundles, self.model.stride, plan.gap_bytes)
+                )
+                flash += share * read
+                if plan.overlap != "none":
+                    hidden += share * min(read, (used - misses) * expert)
+        return flash, hidden
 
     def prompts(self, moved: DramBytes) -> tuple[PromptSeconds, ...]:
         """The first token after prompts of `PROMPT_LENGTHS`."""

@@ -203,7 +203,8 @@ class SlotAllocator:
         if self.policy == "window":
             return _fit(limits, affordable, least)
         n_bundles, n_layers = self.spec.bundles_per_layer, self.spec.bundled_layers
-        if self.activity is None:
+        if self.activity is None or self.spec.experts is not None:
+            # Experts' layers differ too, but slots that are alike hit most (measured).
             return [affordable // n_layers] * n_layers
         curves = [miss_curve(self.activity, at, least, n_bundles) for at in range(n_layers)]
         return allocate(curves, affordable, least)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flashllm.planning.activation_stats import Activity
+from flashllm.planning.activation_stats import Activity, FirstTokens
 from flashllm.planning.cost_model import Encodings
 from flashllm.planning.plan import MAX_READ_BYTES, Plan
 from flashllm.spec import ModelSpec
@@ -95,9 +95,14 @@ class LayerReads:
     """Begun when the active set is known."""
 
 
-def layer_reads(model: PlannedModel, plan: Plan, layer: int) -> LayerReads:
-    """What a layer uses and loads, with reads merged as they are issued."""
-    traffic, n_bundles = _layer_traffic(model, plan, layer), model.spec.bundles_per_layer
+def layer_reads(
+    model: PlannedModel, plan: Plan, layer: int, first: FirstTokens | None = None
+) -> LayerReads:
+    """What a layer uses and loads, with reads merged as they are issued.
+
+    With full slots, or `first`: on average of these tokens, which find them empty.
+    """
+    traffic, n_bundles = _layer_traffic(model, plan, layer, first), model.spec.bundles_per_layer
     if plan.select in ("all", "oracle") or model.activity is None:
         return LayerReads(traffic, Reads(), Reads(traffic.reads, traffic.bytes_read))
     early = wasted = 0.0
@@ -112,13 +117,15 @@ def layer_reads(model: PlannedModel, plan: Plan, layer: int) -> LayerReads:
     def merged(loaded: float) -> Reads:
         return Reads(*merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes))
 
-    first, second = merged(early + wasted), merged(traffic.loaded - early)
-    reads, nbytes = first.reads + second.reads, first.nbytes + second.nbytes
+    before, after = merged(early + wasted), merged(traffic.loaded - early)
+    reads, nbytes = before.reads + after.reads, before.nbytes + after.nbytes
     made = dataclasses.replace(traffic, reads=reads, bytes_read=nbytes, wasted=wasted)
-    return LayerReads(made, first, second)
+    return LayerReads(made, before, after)
 
 
-def _layer_traffic(model: PlannedModel, plan: Plan, layer: int) -> TokenTraffic:
+def _layer_traffic(
+    model: PlannedModel, plan: Plan, layer: int, first: FirstTokens | None
+) -> TokenTraffic:
     """What a layer uses and loads, if all of it is read in the layer's turn."""
     spec, activity = model.spec, model.activity
     n_bundles, slots = spec.bundles_per_layer, plan.slots_per_layer[layer]
@@ -132,6 +139,8 @@ def _layer_traffic(model: PlannedModel, plan: Plan, layer: int) -> TokenTraffic:
         loaded = activity.loads(layer, slots, plan.window)
     else:
         loaded = activity.loads_of_slots(layer, slots, n_bundles)
+    if first is not None:
+        loaded = activity.loads_of_first(loaded, layer, n_bundles, first)
     reads, bytes_read = merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes)
     extra_rounds = activity.extra_rounds(layer, slots)
     return TokenTraffic(

@@ -15,10 +15,22 @@ MEASURED = [
 ]
 
 
-def planned(token: dict[str, float] | None, nbytes: int) -> dict[str, Any]:
+def planned(
+    token: dict[str, float] | None, nbytes: int, first: dict[str, Any] | None = None
+) -> dict[str, Any]:
     traffic = {"bytes_read": nbytes}
     expected = {"traffic": traffic, "hit_rate": 0.7, "assumed": "some", "bound": None}
-    return {"plan": {"window": 5}, "expected": expected | {"token": token}}
+    made = {"plan": {"window": 5}, "expected": expected | {"token": token}}
+    return made | {"first_tokens": first}
+
+
+def test_runs_are_compared_with_what_is_expected_from_empty_slots() -> None:
+    token = {"total": 0.2, "flash": 0.2, "dram": 0.05, "overhead": 0.03}
+    first = {"tokens": 128, "bytes_read": 99 << 20, "hit_rate": 0.6, "seconds": 0.5}
+    row = _row(4 << 30, planned(token, 50 << 20, first), MEASURED)
+    assert row["bytes"] == {"ratio": pytest.approx(0.9), "within": True}
+    assert row["seconds"] == {"ratio": pytest.approx(2.0), "within": False}
+    assert (row["expected_hit_rate"], row["expected_full_hit_rate"]) == (0.6, 0.7)
 
 
 def test_times_bytes_and_hits() -> None:

@@ -224,6 +224,23 @@ def test_a_built_in_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert "flashllm bench io" in shown.replace("\n", " ")
 
 
+def test_what_the_first_tokens_of_a_mixture_read_is_told_where_it_is_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["qwen3-30b-a3b", "--dtype", "int4", "--memory"]
+    few, many = (told(capsys, *words, memory) for memory in ("6GiB", "12GiB"))
+    assert few["first_tokens"]["bytes_read"] < 1.1 * few["expected"]["traffic"]["bytes_read"]
+    first, later = many["first_tokens"], many["expected"]
+    assert first["tokens"] == 128
+    assert first["bytes_read"] > 2 * later["traffic"]["bytes_read"]
+    assert first["hit_rate"] < later["hit_rate"]
+    assert first["seconds"] is None
+    for memory, is_told in (("6GiB", False), ("12GiB", True)):
+        assert main(["plan", *words, memory]) == 0
+        assert ("first 128 tokens" in capsys.readouterr().out) is is_told
+    assert told(capsys, "qwen3-8b", "--memory", "12GiB")["first_tokens"] is None
+
+
 def test_a_directory_goes_before_a_shape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashllm.convert.families.known_shapes import describe_shape
 
 from flashllm.core.numpy_twin import reader
 from flashllm.hardware.machine_profile import Profile
@@ -125,6 +126,35 @@ def overlapped(overlap: str, speed: float = 4e9, **changes: Any) -> tuple[Plan, 
     model = PlannedModel(given.spec, given.sizes.stride, given.sizes.predictors, given.activity)
     perfect = dataclasses.replace(model, prefetch=PrefetchAccuracy(1.0, 1.0))
     return plan, expect(perfect, plan, given.profile)
+
+
+@pytest.mark.parametrize("overlap", ["none", "hits"])
+def test_each_number_of_missing_experts_by_hand(overlap: str) -> None:
+    """Two of four experts a token, of which each is missing in a third of all tokens."""
+    mixture = describe_shape("qwen3-30b-a3b", dtype="f16")
+    assert mixture.experts is not None
+    experts = dataclasses.replace(mixture.experts, per_token=2, n_experts=4)
+    d_ffn = 4 * experts.d_ffn
+    spec = dataclasses.replace(mixture, experts=experts, n_layers=2, d_ffn=d_ffn)
+    third = Activity((1, 2), ((2, 2), (8 / 3, 8 / 3)), ((2, 2), (4, 4)), (2.0, 2.0))
+    disk = law(1e-4, 8e9)
+    given = case(spec, 4 << 30, "router", disk, third, overlap=overlap)
+    plan = dataclasses.replace(given.plan(), slots_per_layer=(2, 2))
+    expected = given.expect(plan)
+    assert expected.token is not None
+    assert expected.traffic.hit_rate == pytest.approx(2 / 3)
+    size, largest = given.sizes.stride, MAX_READ_BYTES
+    one, both = (
+        disk.read_seconds(1, largest, 1)
+        + (reads - 1) * largest / disk.throughput(largest, min(reads, 32))
+        for reads in (size // largest, 2 * size // largest)
+    )
+    flash = 2 * (2 * (1 / 3) * (2 / 3) * one + (1 / 3) ** 2 * both)
+    assert expected.token.flash == pytest.approx(flash, rel=0.02)
+    # With one missing the other is computed meanwhile; with both nothing is.
+    compute = size / 8e9
+    hidden = 0.0 if overlap == "none" else 2 * 2 * (1 / 3) * (2 / 3) * min(one, compute)
+    assert expected.token.overlap == pytest.approx(hidden, rel=0.02)
 
 
 def together(expected: TokenEstimate) -> float:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from flashllm.convert.families.known_shapes import describe_shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashllm.planning.activation_stats import assumed
 from flashllm.planning.slot_allocation import LEAST_BLOCKS, SlotAllocation, SlotAllocator, lend
 from tests.planning.test_plan import SIZES
 from tests.support.specs import SPEC
@@ -94,3 +96,14 @@ def test_who_has_most_left_lends() -> None:
     assert lend([100, 200, 90], 30, 40, 100) == [2, 5, 1]
     assert lend([100, 100], 30, 70, 3) == [1, 1]
     assert lend([69, 10], 30, 40, 3) == [0, 0]
+
+
+def test_experts_have_the_same_slots_in_all_layers_however_they_differ() -> None:
+    spec = describe_shape("qwen3-30b-a3b")
+    activity = assumed(spec, "router")
+    assert len(set(activity.s_agg[4])) > 1
+    allocator = SlotAllocator(spec, STRIDE, activity, "router", "blend", None, 1)
+    for each in (8, 30, 127):
+        found = allocator.allocate((each + 1) * spec.n_layers * STRIDE - 1)
+        assert len(set(found.slots)) == 1
+        assert found.slots[0] + 1 >= each

@@ -17,12 +17,14 @@ from flashllm.units import (
 
 if TYPE_CHECKING:
     from flashllm.planning.advisor import Advice, Ceilings, Encoding, Scenario
-    from flashllm.planning.latency_model import TokenEstimate
+    from flashllm.planning.latency_model import FirstEstimate, TokenEstimate
     from flashllm.planning.plan import Plan
     from flashllm.spec import ModelSpec
 
 WIDTH = 79
 ADVICE_MOST = 4
+WORTH_A_ROW = 1.1
+"""How many times as much the first tokens of a run read, if that is told."""
 BOUND_LABELS = {
     "flash": "reading from flash",
     "dram": "moving weights through memory",
@@ -89,6 +91,7 @@ def expected_rows(
             f"{traffic.used / bundles:.2%}, {traffic.hit_rate:.1%} in memory",
         ),
         ("  from flash", f"{format_bytes(traffic.bytes_read)} in {traffic.reads:.0f} reads"),
+        *_first_rows(scenario.expect_first(made), expected),
         ("through memory", f"{format_bytes(expected.dram.total)} a token"),
         ("smallest ceiling", format_ceiling(limits.smallest)),
     ]
@@ -106,6 +109,15 @@ def expected_rows(
     if made.select == "oracle":
         rows.append(("select", "the oracle reads every neuron to know which it needs"))
     return rows
+
+
+def _first_rows(first: FirstEstimate | None, expected: TokenEstimate) -> list[tuple[str, Any]]:
+    """What a run costs until its slots are full, where that is worth a row."""
+    if first is None or first.bytes_read < WORTH_A_ROW * expected.traffic.bytes_read:
+        return []
+    seconds = "" if first.seconds is None else f" and {_seconds(first.seconds)}"
+    each = f"{first.hit_rate:.1%} in memory, {format_bytes(first.bytes_read)}{seconds} each"
+    return [(f"  first {first.tokens} tokens", f"{each}, while empty slots are filled")]
 
 
 def verdict(
@@ -219,7 +231,7 @@ def to_json(
 
     from flashllm.planning import shape_estimate
 
-    profile = scenario.profile
+    profile, first = scenario.profile, scenario.expect_first(made)
     return shape_estimate.to_json(scenario.spec, made, scenario.sizes.stride) | {
         "profile": None
         if profile is None
@@ -231,6 +243,7 @@ def to_json(
             "quick": profile.quick,
         },
         "expected": expected.to_json(),
+        "first_tokens": None if first is None else dataclasses.asdict(first),
         "ceilings": limits.to_json(),
         "advice": [dataclasses.asdict(one) for one in advice],
     }
