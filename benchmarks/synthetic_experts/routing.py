@@ -20,8 +20,9 @@ from flashllm.errors import UsageError
 STRETCH_TOKENS = 16
 """Tokens that are drawn together."""
 NEAR, ANY = 0.3, 0.4
-"""How much likelier an expert is drawn that a neighbouring token used, and any at all, beside how
-often the layer uses it: by `python -m benchmarks.expert_reuse`, which draws what is recorded."""
+"""What counts for an expert to be drawn, beside how often its layer uses it: that a neighbouring
+token does, and being there at all. `python -m benchmarks.expert_reuse` holds them against routing.
+"""
 _RECORDING_BYTES_MAX = 64 << 20
 
 Sets = NDArray[np.int32]
@@ -138,6 +139,6 @@ def _weights(layer: Sets, n_experts: int) -> NDArray[np.float64]:
     near = np.zeros_like(used)
     near[1:] += used[:-1]
     near[:-1] += used[1:]
-    # Of recordings of more experts, so extended ones return as often as recorded ones do.
+    # Weighed so, what is drawn to the heaviest recorded experts returns as the others did.
     weights: NDArray[np.float64] = used.mean(axis=0) + NEAR * near + ANY / n_experts
     return weights
