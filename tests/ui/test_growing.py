@@ -179,7 +179,7 @@ async def test_after_several_answers_it_is_collected_once(monkeypatch: pytest.Mo
 
         def remember(seconds: float, callback: Any) -> Timer:
             timer = set_timer(seconds, callback)
-            if callback == app.chat.answering._collect_garbage:
+            if callback == app.chat.answering._collect_when_quiet:
                 begun.append(timer)
             return timer
 

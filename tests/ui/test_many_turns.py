@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +23,16 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from flashllm.options import DEFAULT_REASONING, ReasoningOptions
+from flashllm.ui import closed_widgets
 from flashllm.ui.app import ChatApp
 from flashllm.ui.chat import answering
-from flashllm.ui.closed_widgets import forget_closed_widgets
+from flashllm.ui.closed_widgets import GarbageWatch, forget_closed_widgets
+from flashllm.ui.run import FULL_COLLECTION_EVERY
 from flashllm.ui.transcript.transcript import MOUNTED_AT_ONCE, Transcript
 from flashllm.ui.transcript.turn import Question
 from tests.support.chat_pilot import ask, make_app, ready, screen_text
 from tests.support.fake_engine import FakeModel, FakeTokenizer
-from tests.support.screens import until
+from tests.support.screens import WAIT_SECONDS, until
 
 TURNS = 60
 SETTLED = 25
@@ -158,6 +162,54 @@ async def test_pages_that_were_closed_are_collected(monkeypatch: pytest.MonkeyPa
         await until(pilot, lambda: page() is None)
         assert drawn
         assert not [one for one in drawn if one() is not None], "the lines that they drew"
+
+
+@pytest.fixture
+def collected_when_told() -> Iterator[None]:
+    """As while the chat runs: no full collection comes by itself."""
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], FULL_COLLECTION_EVERY)
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("collected_when_told")
+async def test_pages_do_not_wait_for_a_quiet_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is quiet here, nor is anything answered; still only the last pages take memory."""
+    monkeypatch.setattr(closed_widgets, "UNCOLLECTED_BLOCKS", 10_000)
+    monkeypatch.setattr(answering, "QUIET_SECONDS", WAIT_SECONDS)
+    async with make_app(FakeModel(["x"])).run_test(size=(80, 30)) as pilot:
+        app = await ready(pilot)
+        pages = []
+        for _ in range(5):
+            await pilot.press("f1")
+            await until(pilot, lambda: len(app.screen_stack) == 2)
+            pages.append(weakref.ref(app.screen))
+            await pilot.press("escape")
+            await until(pilot, lambda: len(app.screen_stack) == 1)
+        assert sum(page() is not None for page in pages) <= 3
+
+
+async def test_many_more_blocks_are_told_once_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    watch = GarbageWatch(lambda: told.append(threading.get_ident()))
+    monkeypatch.setattr(closed_widgets, "UNCOLLECTED_BLOCKS", 40_000)
+    watch.start(asyncio.get_running_loop())
+    try:
+        gc.collect()
+        held = [[number] for number in range(5_000)]
+        await asyncio.sleep(0)
+        assert not told
+        thread = threading.Thread(target=lambda: held.extend([0] for _ in range(60_000)))
+        thread.start()
+        thread.join()  # the loop waits here, so it is told of several collections at once
+        await asyncio.sleep(0)
+        assert told == [threading.get_ident()]
+        gc.collect()
+        assert not watch.is_due, "they are in use"
+    finally:
+        watch.stop()
+    assert watch._look not in gc.callbacks
 
 
 def test_texts_cuts_and_styles_that_are_gone_are_forgotten() -> None:

@@ -15,7 +15,7 @@ from flashllm.system.malloc import give_back_free_memory
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
-from flashllm.ui.closed_widgets import collect_closed_widgets
+from flashllm.ui.closed_widgets import GarbageWatch, collect_closed_widgets
 
 if TYPE_CHECKING:
     from textual.timer import Timer
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 AT_ONCE_SECONDS = 0.001
 QUIET_SECONDS = 1.0
 """Without an answer and without a key: nobody waits for the screen."""
-ANSWERS_UNCOLLECTED = 3
-"""After so many answers garbage is collected though nobody is quiet: widgets that have gone are
-garbage that only a full collection finds, and the ceiling holds for them too."""
 DRAW_TEMPERATURE = 0.7
 """At which another answer is drawn, where the settings would give the same one again."""
 _ENDED_BY_ITSELF = ("stop", "length", "context")
@@ -101,8 +98,9 @@ class Answering:
         self._due: Timer | None = None
         """Shows the progress that has come."""
         self._collecting: Timer | None = None
-        self._uncollected = 0
-        """Answers and pages since garbage was collected."""
+        self.garbage = GarbageWatch(self._collect_garbage)
+        """Where nobody is quiet: widgets that have gone are garbage that only a full collection
+        finds, and the ceiling holds for them too."""
 
     @property
     def turn(self) -> Turn | None:
@@ -288,7 +286,6 @@ class Answering:
     async def _end(self, reason: str) -> Unanswered | None:
         shown, turn, view = self._shown, self._turn, self._view
         self._turn = self._view = shown.writing = None
-        self._uncollected += 1
         self.collect_later()
         self._enter(Phase.READY)
         if turn is None or view is None:
@@ -329,17 +326,17 @@ class Answering:
         """What an answer or a closed page left is collected when nobody waits."""
         if self._collecting is not None:
             self._collecting.stop()  # several short answers are followed by one collection
-        wait_seconds = QUIET_SECONDS if self._uncollected < ANSWERS_UNCOLLECTED else AT_ONCE_SECONDS
-        self._collecting = self._owner.set_timer(wait_seconds, self._collect_garbage)
+        self._collecting = self._owner.set_timer(QUIET_SECONDS, self._collect_when_quiet)
+
+    def _collect_when_quiet(self) -> None:
+        if self._turn is not None:
+            return  # the end of that answer asks for it again
+        if self._rate.seconds_since_typed() < QUIET_SECONDS:
+            self.collect_later()
+        else:
+            self._collect_garbage()
 
     def _collect_garbage(self) -> None:
-        is_due = self._uncollected >= ANSWERS_UNCOLLECTED
-        if self._turn is not None and not is_due:
-            return  # the end of that answer asks for it again
-        if self._rate.seconds_since_typed() < QUIET_SECONDS and not is_due:
-            self.collect_later()
-            return
-        self._uncollected = 0
         collect_closed_widgets()
         give_back_free_memory()
 

@@ -7,6 +7,7 @@ imported where they are opened, since the first frame would wait for them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
@@ -232,6 +233,11 @@ class ChatScreen(Screen[None]):
         self.models.reopen()
         self.call_after_refresh(self._invite)  # the first frame does not wait for it
         self.call_after_refresh(self.shown.load_answers)
+        self.call_after_refresh(self.answering.garbage.start, asyncio.get_running_loop())
+
+    def on_unmount(self) -> None:
+        """Nothing calls this screen any more."""
+        self.answering.garbage.stop()
 
     # What the user types
 
