@@ -47,8 +47,8 @@ def collect_closed_widgets() -> None:
     gc.collect()
 
 
-UNCOLLECTED_BLOCKS = 40_000
-"""Of Python's allocator, 3 MiB or so, that may be there more than after the last collection. A page
+UNCOLLECTED_BLOCKS = 25_000
+"""Of Python's allocator, 2 MiB or so, that may be there more than after the last collection. A page
 leaves 10 to 40 thousand when it is closed, an answer 5 to 50."""
 YOUNG, FULL = 1, 2
 """Generations of the collector: the first one, with 7,000 objects more than before, and all."""
