@@ -115,6 +115,23 @@ async def test_it_lists_and_opens(size: tuple[int, int]) -> None:
     assert threading.get_ident() not in store.threads
 
 
+@pytest.mark.parametrize(
+    ("second", "result"), [("enter", SessionChoice("open", 3)), ("escape", None)]
+)
+async def test_a_second_key_does_not_leave_another_screen(
+    second: str, result: SessionChoice | None
+) -> None:
+    app = Screened(three())
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "3 sessions" in shown(app))
+        for key in ("enter", second):  # both are there before the page does anything
+            app.post_message(events.Key(key, None))
+        await until(pilot, lambda: bool(app.results))
+        await pilot.pause(0.1)
+        assert app.results == [result]
+        assert len(app.screen_stack) == 1
+
+
 async def test_it_searches_while_one_types() -> None:
     app = Screened(three())
     async with app.run_test(size=(80, 24)) as pilot:

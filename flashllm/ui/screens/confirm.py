@@ -9,15 +9,15 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from flashllm.ui.commands.bindings import CONFIRM_BINDINGS
 from flashllm.ui.commands.keys import format_page_text
+from flashllm.ui.screens.page import Page
 from flashllm.untrusted.terminal import sanitize
 
 
-class ConfirmScreen(ModalScreen[bool]):
+class ConfirmScreen(Page[bool]):
     """True for yes; no is what Enter means at first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*CONFIRM_BINDINGS]

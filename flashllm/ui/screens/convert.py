@@ -14,7 +14,6 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widgets import Button, ProgressBar, Static
 from textual.worker import get_current_worker
@@ -34,6 +33,7 @@ from flashllm.library.models import Checkpoint
 from flashllm.library.open_check import can_chat
 from flashllm.ui.commands.bindings import CONVERT_BINDINGS
 from flashllm.ui.screens.convert_form import ConvertForm, Wish
+from flashllm.ui.screens.page import Page
 from flashllm.ui.widgets.footer import KeyFooter
 
 PREVIEW_SECONDS = 0.2
@@ -64,7 +64,7 @@ class Preparation(Protocol):
         ...
 
 
-class ConvertScreen(ModalScreen[Path | None]):
+class ConvertScreen(Page[Path | None]):
     """Asks, converts, shows how far it is; the path of a model that is to be opened, or None.
 
     The conversion goes on when the screen is left; when it is opened again it is shown, or how it

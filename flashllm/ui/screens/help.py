@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from flashllm.ui.commands.bindings import (
@@ -27,6 +26,7 @@ from flashllm.ui.commands.keys import (
     with_keys,
 )
 from flashllm.ui.commands.table import COMMANDS
+from flashllm.ui.screens.page import Page
 
 FIRST_KEYS = (
     ("Enter", "sends; during an answer it waits. Ctrl+J breaks the line"),
@@ -101,7 +101,7 @@ def key_section(title: str, bindings: Iterable[Binding]) -> HelpSection:
     return HelpSection(title, tuple(rows))
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Page[None]):
     """One page at a time, of which the first fits into 80 columns and 24 lines."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*HELP_BINDINGS]

@@ -12,10 +12,10 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import RichLog, Static
 
 from flashllm.ui.commands.bindings import LOG_BINDINGS
+from flashllm.ui.screens.page import Page
 from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.untrusted.terminal import sanitize, sanitize_line
 
@@ -29,7 +29,7 @@ _LEVEL = re.compile(r"\d (WARNING|ERROR|CRITICAL) ")
 _STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 
 
-class LogScreen(ModalScreen[None]):
+class LogScreen(Page[None]):
     """Shows the file at `path`, which may be rotated meanwhile; None where nothing is logged."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*LOG_BINDINGS]

@@ -13,7 +13,6 @@ from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.suggester import Suggester
 from textual.widgets import DataTable, Input, Static
 from textual.worker import get_current_worker
@@ -25,6 +24,7 @@ from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.ui.commands.bindings import PICKER_BINDINGS
 from flashllm.ui.commands.keys import format_page_text
 from flashllm.ui.screens.convert import ConvertScreen, Preparation
+from flashllm.ui.screens.page import Page
 from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 
@@ -56,7 +56,7 @@ class NameSuggester(Suggester):
         return next((name for name in self._names() if name.lower().startswith(value)), None)
 
 
-class ModelPicker(ModalScreen[ModelChoice | None]):
+class ModelPicker(Page[ModelChoice | None]):
     """Chooses a model to open; None where it was left without choosing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PICKER_BINDINGS]

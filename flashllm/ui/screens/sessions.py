@@ -16,7 +16,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -27,6 +26,7 @@ from flashllm.errors import FlashllmError
 from flashllm.library.directories import shown_name
 from flashllm.ui.commands.bindings import SESSIONS_BINDINGS
 from flashllm.ui.commands.keys import format_page_text
+from flashllm.ui.screens.page import Page
 from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 from flashllm.untrusted.terminal import sanitize_line
@@ -56,7 +56,7 @@ class _Asking(Enum):
     DELETE = auto()
 
 
-class SessionsScreen(ModalScreen[SessionChoice | None]):
+class SessionsScreen(Page[SessionChoice | None]):
     """A line to type into, and the list. The store is asked on a thread of its own.
 
     Renaming, exporting and importing are done here; only a deletion of the session `current`, which

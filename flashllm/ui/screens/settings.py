@@ -11,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static, TextArea
 
@@ -20,6 +19,7 @@ from flashllm.ui.commands.bindings import SETTINGS_BINDINGS
 from flashllm.ui.commands.keys import give_way, page_bindings
 from flashllm.ui.commands.setting_values import SETTINGS, ChatValues, Setting
 from flashllm.ui.prompt.prompt import harmless
+from flashllm.ui.screens.page import Page
 from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 from flashllm.untrusted.terminal import sanitize, sanitize_line
@@ -75,7 +75,7 @@ class _Field(Vertical):
         self.query_one("TextArea, Input").focus(scroll_visible=False)
 
 
-class SettingsScreen(ModalScreen[ChatValues | None]):
+class SettingsScreen(Page[ChatValues | None]):
     """The values, changed; None where nothing is to change. A theme is shown while it is typed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*SETTINGS_BINDINGS]

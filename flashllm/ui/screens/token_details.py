@@ -9,13 +9,13 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from flashllm.telemetry.formatting import PART_WORDS
 from flashllm.ui.commands.bindings import TOKEN_BINDINGS
 from flashllm.ui.commands.keys import format_page_text
 from flashllm.ui.panels.bars import stacked
+from flashllm.ui.screens.page import Page
 from flashllm.units import format_bytes_moved, format_rate, format_seconds
 from flashllm.untrusted.terminal import sanitize
 
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     median: str = ""
 
 
-class TokenView(ModalScreen[None]):
+class TokenView(Page[None]):
     """The numbers of one of `tokens`, which may not be empty; Escape closes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*TOKEN_BINDINGS]
