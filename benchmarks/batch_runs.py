@@ -17,7 +17,7 @@ from benchmarks.peers.contenders import environment, memory_ceiling_bytes
 from flashllm.errors import UsageError
 from flashllm.hardware.machine_profile import Profile, load
 from flashllm.planning.cost_model import CHUNK, ResidentBytes
-from flashllm.planning.plan import MAX_READ_BYTES
+from flashllm.planning.ways_to_read import MAX_READ_BYTES
 from flashllm.spec import ModelSpec
 
 FIRST_ID = 10

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from flashllm.batch.block_search import GAIN_MIN, Trial, tokens_per_second
 from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, OutOfMemory
+from flashllm.planning.asked_options import context_of
 from flashllm.planning.batch.applied_policy import ROWS_MAX, apply_policy
 from flashllm.planning.batch.policy import BatchPolicy, Block, Workload
 from flashllm.planning.batch.policy_search import best_placement, search
 from flashllm.planning.batch.store_cost import StoreModel
-from flashllm.planning.plan import context_of
 
 if TYPE_CHECKING:
     from flashllm.engine.local import Model

@@ -27,7 +27,7 @@ from flashllm.planning.cost_model import (
     dram_seconds,
     rates_suffice,
 )
-from flashllm.planning.plan import MAX_READ_BYTES, Plan
+from flashllm.planning.plan import Plan
 from flashllm.planning.token_traffic import (
     LayerReads,
     PlannedModel,
@@ -37,6 +37,7 @@ from flashllm.planning.token_traffic import (
     merged_reads,
     prefetches,
 )
+from flashllm.planning.ways_to_read import MAX_READ_BYTES
 
 PROMPT_TOKENS = 128
 ONE_THREAD_WEIGHTS = 1 << 22

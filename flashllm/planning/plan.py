@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,28 +17,19 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import (
     PagePlan,
     kv_bytes,
-    parse_kv_dtype,
     plan_pages,
     score_bytes,
     selection_bytes,
     skewing_bytes,
 )
 from flashllm.options import (
-    ARITHMETICS,
     DEFAULT_ARITHMETIC,
-    DEFAULT_CONTEXT,
-    DEFAULT_EXPERT_OVERLAP,
-    DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
     DEFAULT_KV_SELECTION,
     DEFAULT_KV_VICTIMS,
     DEFAULT_OVERLAP,
     DEFAULT_PROMPT_NEURONS,
     DEFAULT_VERIFY,
-    KV_VICTIMS,
-    OVERLAPS,
-    PROMPT_NEURONS,
-    VERIFIES,
     Arithmetic,
     KvDType,
     KvSelection,
@@ -51,6 +42,17 @@ from flashllm.options import (
     Verify,
 )
 from flashllm.planning.activation_stats import Activity
+from flashllm.planning.asked_options import (
+    arithmetic_of,
+    context_of,
+    contexts_of,
+    encoding_of,
+    kv_victims_of,
+    overlap_of,
+    prompt_neurons_of,
+    verify_of,
+    within,
+)
 from flashllm.planning.device_plan import DevicePlan, DeviceRequest, placed_bytes
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
@@ -58,6 +60,8 @@ from flashllm.planning.slot_allocation import (
     SlotAllocator,
     least_slots,
 )
+from flashllm.planning.union_tokens import union_tokens_of, warm_union_tokens_of
+from flashllm.planning.ways_to_read import GAP_BYTES, scattered_share, ways_to_read
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 from flashllm.weight_cache.blocks import summation_ids
@@ -67,10 +71,6 @@ SHORT_CONTEXT = 512
 """Tokens of the context that is advised where memory is short."""
 ADVICE_MARGIN_BYTES = 8 * MIB
 """What is advised has this much to spare: two processes are never of exactly one size."""
-GAP_BYTES = 4096
-"""Bundles on flash at most this far apart share one read, unless the profile says otherwise."""
-MAX_READ_BYTES = 512 << 10
-"""The core's largest single read; longer runs of neighbours are cut."""
 
 _PREFILL_ACTIVATION_BYTES = 2 * MIB
 _PREFILL_BLOCK_BYTES = 4 * MIB
@@ -81,21 +81,6 @@ CHUNK_SHARE = 16
 """A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
 fast an answer is, and their last few per cent hardly do."""
 _MAX_CHUNK = 1 << 16
-_NEEDED_TOKENS = 64
-"""The largest chunk that may read the neurons it needs instead of layers."""
-_NEEDED_TOKENS_UNKNOWN = 2
-"""The same where nothing says what tokens use."""
-_NEEDED_TOKENS_OF_EXPERTS = 32
-"""The same of experts, which are read one by one at the rate of reads in order: a larger chunk
-needs most of a layer, of which the next blocks are read while one is computed."""
-_SCATTERED_SHARE = 0.3
-"""The rate of scattered reads of bundles, as a share of that of reads in order, if no profile says
-it: 0.2 to 0.5 were measured for bundles of 5 to 16 KB."""
-RESERVE_BYTES = 40 * MIB
-_THREAD_BYTES = 192 << 10
-"""Memory of a reading thread: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
-_MAX_THREADS = 1024
-_MAX_CONTEXTS = 1024
 _SEED_TOKENS = 64
 _FLASH_SHARE = 8
 """Where the ceiling has no room for keys and values, it may have for 1/8 of them, and flash for the
@@ -301,13 +286,13 @@ def make_plan(
     """
     select, window, ceiling_bytes = options.select, options.window, options.memory
     assert select is not None
-    context, encoding = context_of(spec, options), _encoding(options)
+    context, encoding = context_of(spec, options), encoding_of(options)
     if window is not None:
-        window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
+        window = within("window", window, DEFAULT_WINDOW, 1 << 30)
     policy = choose_policy(options.policy, window)
     split = _fixed_bytes(spec, sizes, options)
     needed_bytes = sum(split.values()) + _least_slot_bytes(spec, sizes, select)
-    reads = _ways_to_read(sizes, select, options.io_threads, profile)
+    reads = ways_to_read(sizes.stride, select, options.io_threads, profile)
     smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
     if ceiling_bytes is None:
         ceiling_bytes = smallest_bytes
@@ -329,10 +314,10 @@ def make_plan(
     allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
     split["prefill"] += (allocation.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
     split["slots"] = sum(allocation.slots) * sizes.stride
-    scattered_share = _scattered_share(sizes.stride, fitting[0].threads, profile)
-    union_tokens = _union_tokens(spec, activity, select, scattered_share)
-    warm_union_tokens = _warm_union_tokens(
-        spec, activity, union_tokens, allocation.slots, scattered_share
+    scattered = scattered_share(sizes.stride, fitting[0].threads, profile)
+    union_tokens = union_tokens_of(spec, activity, select, scattered)
+    warm_union_tokens = warm_union_tokens_of(
+        spec, activity, union_tokens, allocation.slots, scattered
     )
     plan = Plan(
         ceiling_bytes=ceiling_bytes,
@@ -348,16 +333,16 @@ def make_plan(
         prefill_blocks=allocation.own_blocks + sum(allocation.lent_blocks),
         lent_blocks=tuple(allocation.lent_blocks),
         gap_bytes=fitting[0].gap_bytes,
-        overlap=_overlap(options.overlap, spec),
+        overlap=overlap_of(options.overlap, spec),
         policy=policy,
         kv_dtype=encoding,
         kv_pages=_kv_pages(spec, options),
-        kv_victims=_kv_victims(options),
+        kv_victims=kv_victims_of(options),
         kv_selection=options.kv_selection,
-        contexts=_contexts(options),
-        verify=_verify(options),
-        prompt_neurons=_prompt_neurons(options),
-        arithmetic=_arithmetic(options),
+        contexts=contexts_of(options),
+        verify=verify_of(options),
+        prompt_neurons=prompt_neurons_of(options),
+        arithmetic=arithmetic_of(options),
         union_tokens=union_tokens,
         warm_union_tokens=warm_union_tokens,
     )
@@ -402,7 +387,7 @@ def _device_request(spec: ModelSpec, stride: int, options: ModelOptions) -> Devi
     context = context_of(spec, options)
     # What chooses among keys and values, and what brings them from flash, works in DRAM.
     stays = options.kv_memory is not None or options.kv_selection.lossy
-    kv = 0 if stays else _contexts(options) * kv_bytes(spec, context, _encoding(options))
+    kv = 0 if stays else contexts_of(options) * kv_bytes(spec, context, encoding_of(options))
     assert options.select is not None
     return DeviceRequest(
         spec=spec,
@@ -423,7 +408,7 @@ def smallest_ceiling(
     """The smallest ceiling that `make_plan` accepts with these options, whatever theirs is."""
     select = options.select
     assert select is not None
-    reads = _ways_to_read(sizes, select, options.io_threads, profile)
+    reads = ways_to_read(sizes.stride, select, options.io_threads, profile)
     needed_bytes = sum(_fixed_bytes(spec, sizes, options).values())
     needed_bytes += _least_slot_bytes(spec, sizes, select)
     return needed_bytes + min(read.reserve_bytes for read in reads)
@@ -433,11 +418,11 @@ def smaller_options(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[st
     """Options that need less memory, and their flags: the least changed first."""
     kv_dtype: KvDType = "int8"
     narrow = options.having(kv_dtype=kv_dtype)
-    if _encoding(options) != kv_dtype:
+    if encoding_of(options) != kv_dtype:
         yield f"--kv-dtype {kv_dtype}", narrow
     if context_of(spec, options) > SHORT_CONTEXT:
         yield f"--ctx-size {SHORT_CONTEXT}", options.having(context=SHORT_CONTEXT)
-        if _encoding(options) != kv_dtype:
+        if encoding_of(options) != kv_dtype:
             words = f"--ctx-size {SHORT_CONTEXT} --kv-dtype {kv_dtype}"
             yield words, narrow.having(context=SHORT_CONTEXT)
 
@@ -455,7 +440,7 @@ def _fitting_options(
 
 def _on_flash(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, ModelOptions]]:
     """The same with most keys and values on flash, which slows long contexts down."""
-    context, contexts, encoding = context_of(spec, options), _contexts(options), _encoding(options)
+    context, encoding, contexts = _kv_asked(spec, options)
     part = contexts * kv_bytes(spec, context, encoding) // _FLASH_SHARE // MIB * MIB
     if options.kv_memory is None and part:
         with contextlib.suppress(UsageError):  # staging alone takes more
@@ -463,25 +448,16 @@ def _on_flash(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, Mod
             yield f"--kv-memory {part // MIB}MiB", options.having(kv_memory=part)
 
 
-def context_of(spec: ModelSpec, options: ModelOptions) -> int:
-    """The most tokens that a context can hold with these options."""
-    usual = min(DEFAULT_CONTEXT, spec.max_positions)
-    return _within("ctx-size", options.context, usual, spec.max_positions)
-
-
-def _contexts(options: ModelOptions) -> int:
-    return _within("contexts", options.contexts, 1, _MAX_CONTEXTS)
-
-
-def _encoding(options: ModelOptions) -> KvDType:
-    return parse_kv_dtype(options.kv_dtype or DEFAULT_KV_DTYPE)
+def _kv_asked(spec: ModelSpec, options: ModelOptions) -> tuple[int, KvDType, int]:
+    """Tokens of a context, the encoding of keys and values, and how many contexts."""
+    return context_of(spec, options), encoding_of(options), contexts_of(options)
 
 
 def _kv_pages(spec: ModelSpec, options: ModelOptions) -> PagePlan | None:
     if options.kv_memory is None:
         return None
-    context, contexts = context_of(spec, options), _contexts(options)
-    return plan_pages(spec, context, contexts, _encoding(options), options.kv_memory)
+    context, encoding, contexts = _kv_asked(spec, options)
+    return plan_pages(spec, context, contexts, encoding, options.kv_memory)
 
 
 def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
@@ -490,7 +466,7 @@ def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
 
 def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[str, int]:
     """Bytes by component that any ceiling must hold; the prefill with its smallest ring."""
-    context, encoding, contexts = context_of(spec, options), _encoding(options), _contexts(options)
+    context, encoding, contexts = _kv_asked(spec, options)
     beside = {"application": sizes.application} if sizes.application else {}
     pages = _kv_pages(spec, options)
     kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes
@@ -507,7 +483,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "embeddings": sizes.embeddings,
         "attention": sizes.attention - on_device,
         "predictors": sizes.predictors if options.select == "predicted" else 0,
-        "checksums": checksum_bytes(spec, _verify(options)),
+        "checksums": checksum_bytes(spec, verify_of(options)),
         "kv": kv + _selection_bytes(spec, context, contexts, options) + score_bytes(spec, context),
         "prefill": shape.bytes(spec, sizes.stride)
         + _activated(spec, options, shape)
@@ -517,7 +493,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
 
 def _activated(spec: ModelSpec, options: ModelOptions, shape: PrefillShape) -> int:
     """Activations of a chunk, or of a step of all contexts of a block where these are more."""
-    return max(shape.tokens, _contexts(options)) * shape.token_bytes(spec)
+    return max(shape.tokens, contexts_of(options)) * shape.token_bytes(spec)
 
 
 def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: ModelOptions) -> int:
@@ -534,11 +510,9 @@ def prefill_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> Prefi
     there.
     """
     shape = PrefillShape.of(spec, sizes.stride)
-    while 2 * shape.tokens <= min(_contexts(options), _LARGEST_CHUNK):
+    while 2 * shape.tokens <= min(contexts_of(options), _LARGEST_CHUNK):
         shape = shape.with_tokens(2 * shape.tokens)
-    return shape.with_tokens(
-        _within("chunk_tokens", options.chunk_tokens, shape.tokens, _MAX_CHUNK)
-    )
+    return shape.with_tokens(within("chunk_tokens", options.chunk_tokens, shape.tokens, _MAX_CHUNK))
 
 
 def checksum_bytes(spec: ModelSpec, verify: Verify) -> int:
@@ -546,139 +520,6 @@ def checksum_bytes(spec: ModelSpec, verify: Verify) -> int:
     bundles = spec.bundled_layers * spec.bundles_per_layer
     bits = {"off": 0, "first": 33, "always": 32}[verify]
     return -(-bundles * bits // 8)
-
-
-def _verify(options: ModelOptions) -> Verify:
-    if options.verify is not None and options.verify not in VERIFIES:
-        raise UsageError(f"--verify {options.verify}: expected one of {', '.join(VERIFIES)}")
-    return options.verify or DEFAULT_VERIFY
-
-
-def _prompt_neurons(options: ModelOptions) -> PromptNeurons:
-    name = options.prompt_neurons
-    if name is not None and name not in PROMPT_NEURONS:
-        raise UsageError(f"--prompt-neurons {name}: expected one of {', '.join(PROMPT_NEURONS)}")
-    return name or DEFAULT_PROMPT_NEURONS
-
-
-def _arithmetic(options: ModelOptions) -> Arithmetic:
-    name = options.arithmetic
-    if name is not None and name not in ARITHMETICS:
-        raise UsageError(f"--arithmetic {name}: expected one of {', '.join(ARITHMETICS)}")
-    if name == "fast" and options.device is not None:
-        raise UsageError("--arithmetic fast is of the CPU's products; leave it out, or --device")
-    return name or DEFAULT_ARITHMETIC
-
-
-def _union_tokens(
-    spec: ModelSpec, activity: Activity | None, select: Select, scattered_share: float
-) -> int:
-    """As many tokens as take no longer to read here and there than the layers take in order."""
-    if select == "router":
-        return _NEEDED_TOKENS_OF_EXPERTS
-    if select not in ("gate", "predicted"):
-        return 0
-    if activity is None:
-        return _NEEDED_TOKENS_UNKNOWN
-    tokens, layers = _NEEDED_TOKENS, range(spec.bundled_layers)
-    most = spec.bundled_layers * spec.bundles_per_layer * scattered_share
-    while tokens > 1 and sum(activity.aggregate(layer, tokens) for layer in layers) > most:
-        tokens //= 2
-    return tokens
-
-
-def _warm_union_tokens(
-    spec: ModelSpec,
-    activity: Activity | None,
-    union_tokens: int,
-    slots: Sequence[int],
-    scattered_share: float,
-) -> int:
-    """The same where slots are full: of what tokens need, and of the layers, less is missing.
-
-    As many of the last tokens' neurons as have room are taken to be there.
-    """
-    bundles, layers = spec.bundles_per_layer, range(spec.bundled_layers)
-    missing = sum(bundles - count for count in slots)
-    if activity is None or spec.experts is not None or not union_tokens or not missing:
-        return union_tokens
-    longest = activity.windows[-1]
-    held = [activity.tokens_held(layer, slots[layer], longest) for layer in layers]
-
-    def needed(tokens: int) -> float:
-        # Beyond the longest window that was counted, the growth is that of its last tokens.
-        begun = [min(window, float(longest - tokens)) for window in held]
-        return sum(
-            activity.aggregate(layer, begun[layer] + tokens)
-            - activity.aggregate(layer, begun[layer])
-            for layer in layers
-        )
-
-    tokens = min(_NEEDED_TOKENS, longest // 2)
-    while tokens > union_tokens and needed(tokens) > missing * scattered_share:
-        tokens //= 2
-    return max(tokens, union_tokens)
-
-
-def _scattered_share(stride: int, threads: int, profile: Profile | None) -> float:
-    if profile is None:
-        return _SCATTERED_SHARE
-    in_order = profile.throughput(MAX_READ_BYTES, threads)
-    return min(profile.throughput(stride, threads) / in_order, 1.0)
-
-
-def _kv_victims(options: ModelOptions) -> KvVictims:
-    name = options.kv_victims or DEFAULT_KV_VICTIMS
-    if name not in KV_VICTIMS:
-        raise UsageError(f"--kv-victims {name}: expected one of {', '.join(KV_VICTIMS)}")
-    return name
-
-
-def _overlap(name: Overlap | None, spec: ModelSpec) -> Overlap:
-    if name is not None and name not in OVERLAPS:
-        raise UsageError(f"--overlap {name}: expected one of {', '.join(OVERLAPS)}")
-    if name is None and spec.experts is not None and spec.experts.router_input == "ffn":
-        # Guessed a layer early, megabytes are read in vain where the disk has no time for it.
-        return DEFAULT_EXPERT_OVERLAP
-    return name or DEFAULT_OVERLAP
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How to read: the number of threads, and the largest gap that a read may span."""
-
-    threads: int
-    gap_bytes: int
-
-    @property
-    def reserve_bytes(self) -> int:
-        """Bytes reserved for the threads, and for everything that no other component names."""
-        # Each thread reads gaps into a scratch buffer of its own.
-        gap_bytes = max(self.gap_bytes - GAP_BYTES, 0)
-        return RESERVE_BYTES + self.threads * (_THREAD_BYTES + gap_bytes)
-
-
-def _ways_to_read(
-    sizes: Sizes, select: str, io_threads: int | None, profile: Profile | None
-) -> list[_Reading]:
-    """Ways to read, the best first: as the profile says, then as without a profile."""
-    threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, _MAX_THREADS)
-    usual = _Reading(threads, GAP_BYTES)
-    if profile is None or not profile.chooses_reads:
-        return [usual]
-    # Where every neuron is needed, whole blocks are read.
-    read_bytes = MAX_READ_BYTES if select == "all" else sizes.stride
-    if io_threads is None:
-        threads = min(profile.best_threads(read_bytes), _MAX_THREADS)
-    return [_Reading(threads, profile.gap_bytes(read_bytes, threads)), usual]
-
-
-def _within(name: str, value: int | None, default: int, limit: int) -> int:
-    if value is None:
-        return default
-    if not 1 <= value <= limit:
-        raise UsageError(f"{name} is {value}; expected 1 to {limit}")
-    return value
 
 
 def _too_small(ceiling_bytes: int, smallest_bytes: int, split: dict[str, int]) -> str:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from flashllm.planning.activation_stats import Activity, FirstTokens
 from flashllm.planning.cost_model import Encodings
-from flashllm.planning.plan import MAX_READ_BYTES, Plan
+from flashllm.planning.plan import Plan
+from flashllm.planning.ways_to_read import MAX_READ_BYTES
 from flashllm.spec import ModelSpec
 
 

@@ -12,7 +12,7 @@ import pytest
 from flashllm.engine.local import open_model
 from flashllm.errors import MemoryCeilingTooSmall, ProfileError
 from flashllm.hardware.machine_profile import save
-from flashllm.planning.plan import GAP_BYTES
+from flashllm.planning.ways_to_read import GAP_BYTES
 from tests.model.test_memory_ceiling import LINUX, run, smallest_mib
 from tests.support.profiles import law
 

@@ -127,7 +127,7 @@ def test_each_row_with_its_own_neurons_or_with_those_of_all(
     monkeypatch.setattr(neuron_slices, "is_less_work", lambda _: True)
     monkeypatch.setattr(neuron_slices.NeuronSlices, "_add_own", noted)
     if reads == "layer":
-        monkeypatch.setattr(planning, "_union_tokens", lambda *_: 1)
+        monkeypatch.setattr(planning, "union_tokens_of", lambda *_: 1)
     check(together(model, 4, least=True), expected, reads)
     assert bool(added) == (read_manifest(model).spec.experts is None)
 

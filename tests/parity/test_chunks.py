@@ -250,8 +250,8 @@ def test_more_tokens_read_what_they_need_once_slots_are_full(
     convert(save_opt(model, tmp_path / "source"), tmp_path / "model", predictors=predictors)
     found: dict[int, list[np.ndarray]] = {}
     for limit in (1, 64):
-        monkeypatch.setattr(planning, "_union_tokens", lambda *_: 1)
-        monkeypatch.setattr(planning, "_warm_union_tokens", lambda *_, limit=limit: limit)
+        monkeypatch.setattr(planning, "union_tokens_of", lambda *_: 1)
+        monkeypatch.setattr(planning, "warm_union_tokens_of", lambda *_, limit=limit: limit)
         decoder, plan, store = load_decoder(
             tmp_path / "model", prompt_neurons="selected", least=True
         )

@@ -17,9 +17,10 @@ from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Scenario, advise, ceilings
 from flashllm.planning.latency_model import TokenEstimate, expect
-from flashllm.planning.plan import MAX_READ_BYTES, Plan
+from flashllm.planning.plan import Plan
 from flashllm.planning.shape_estimate import sizes_of_shape
 from flashllm.planning.token_traffic import PlannedModel, PrefetchAccuracy, merged_reads
+from flashllm.planning.ways_to_read import MAX_READ_BYTES
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 from tests.planning.test_shape_estimate import DENSE, OPT_6_7B

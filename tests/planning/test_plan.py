@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.plan import GAP_BYTES, PrefillShape, Sizes, make_plan
+from flashllm.planning.plan import PrefillShape, Sizes, make_plan
 from flashllm.planning.shape_estimate import sizes_of_shape, usual_selector
+from flashllm.planning.ways_to_read import GAP_BYTES
 from flashllm.spec import ModelSpec, Rope
 from flashllm.units import MIB
 from flashllm.weight_cache.blocks import smallest_slots

@@ -9,6 +9,7 @@ from flashllm.convert import convert
 
 from flashllm.engine.local import Model, open_model
 from flashllm.planning import plan, slot_allocation
+from flashllm.planning.ways_to_read import GAP_BYTES
 from tests.support.lent_slots import BLOCK, N_BUNDLES, short_of_slots, shorten_blocks, stride_of
 from tests.support.tiny import save_exact_predictors, save_opt, sparse_opt
 
@@ -99,7 +100,7 @@ def test_what_is_in_slots_changes_no_bit(encoded: Path, share: float) -> None:
 
 
 def test_with_less_room_only_what_is_in_no_slot_is_read(sparse_model: Path) -> None:
-    assert 2 * stride_of(sparse_model) <= plan.GAP_BYTES, "reads of tokens span bundles"
+    assert 2 * stride_of(sparse_model) <= GAP_BYTES, "reads of tokens span bundles"
     with open_model(sparse_model) as model:
         expected = [answered(model, prompt)[0] for prompt in (PROMPT, SECOND, PROMPT)]
     with short_of_slots(sparse_model) as model:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flashllm.bench.prompt.report import PromptRates
 from flashllm.bench.tokens.machine_probe import MachineProbe
 from flashllm.bench.tokens.machine_rates import product_rate
-from flashllm.planning.plan import MAX_READ_BYTES
+from flashllm.planning.ways_to_read import MAX_READ_BYTES
 from flashllm.spec import ModelSpec
 
 

@@ -172,7 +172,7 @@ def _known(device: Any) -> Any:
 def _why_refused(device: Any) -> str:
     """A sentence about why a doubtful profile is not kept, and what to do."""
     from flashllm.options import DEFAULT_IO_THREADS
-    from flashllm.planning.plan import GAP_BYTES
+    from flashllm.planning.ways_to_read import GAP_BYTES
 
     known = _known(device)
     in_use = f"the defaults ({DEFAULT_IO_THREADS} threads, gaps of {format_bytes(GAP_BYTES)})"

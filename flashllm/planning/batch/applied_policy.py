@@ -16,10 +16,11 @@ from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.kv_cache.layout import pages_memory
 from flashllm.options import DEFAULT_KV_DTYPE, ModelOptions
 from flashllm.planning.advisor import Scenario
+from flashllm.planning.asked_options import context_of
 from flashllm.planning.batch.placement import SHARES, Placement
 from flashllm.planning.batch.policy import BatchPolicy, Block
 from flashllm.planning.batch.policy_search import most_that_holds
-from flashllm.planning.plan import ADVICE_MARGIN_BYTES, Plan, context_of, make_plan
+from flashllm.planning.plan import ADVICE_MARGIN_BYTES, Plan, make_plan
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB, format_bytes
 

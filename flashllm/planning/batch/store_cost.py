@@ -32,13 +32,12 @@ from flashllm.planning.cost_model import (
 )
 from flashllm.planning.plan import (
     CHUNK_SHARE,
-    GAP_BYTES,
-    MAX_READ_BYTES,
     PrefillShape,
     prefill_shape,
     smallest_ceiling,
 )
 from flashllm.planning.token_traffic import merged_reads
+from flashllm.planning.ways_to_read import GAP_BYTES, MAX_READ_BYTES
 from flashllm.spec import ModelSpec
 
 WRITE_SHARE: Final = 0.5
