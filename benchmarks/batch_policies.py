@@ -108,6 +108,7 @@ def main() -> int:
     options = parser.parse_args()
     header = run_header(options.model, {key: str(value) for key, value in vars(options).items()})
     with tempfile.TemporaryDirectory(prefix="batch-policies-") as folder:
+        remark(NAME, "measures rates and overheads of a step first, which takes minutes")
         path, profile = measured_profile(options.model, Path(folder))
         overheads = fitted(options, Path(folder), path, profile)
         remark(NAME, f"overheads: {overheads}")
