@@ -81,7 +81,7 @@ class PageStaging:
         `ReadFailed` where pages cannot be read back.
         """
         missing = slots < 0
-        if not attends:  # perhaps of some heads only
+        if not attends:
             self.drop()
         ahead = self._take_ahead(pages, slots, missing)
         rounds, half, reads = self._begin(pages, slots, missing, ahead)

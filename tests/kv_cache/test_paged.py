@@ -534,9 +534,9 @@ def test_attention_to_a_set_has_the_bits_of_one_piece(
         assert torch.equal(*(one.attend_to(layer, query, chosen, 0.2, SINKS) for one in caches))
         asked, before = query[0, 3:].numpy(), cache.scored_bytes
         assert np.array_equal(*(one.scores(layer, 1, asked, token + 1) for one in caches))
-        # Of one head of one layer, and what is in DRAM is not read.
+        # Keys of one head of one layer, and what is in DRAM is not read.
         pages = cache.pool.shape.blocks(token + 1)
-        assert cache.scored_bytes - before <= pages * cache.pool.shape.page_bytes
+        assert cache.scored_bytes - before <= pages * cache.pool.shape.part_bytes
         for each in (cache, expected):
             each.length += 1
     if slots in (None, LEAST):
