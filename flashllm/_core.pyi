@@ -16,6 +16,40 @@ NAME: str
 def available_isas() -> list[str]:
     """Instruction sets that this processor runs, the best last."""
 
+def expert_weights(
+    logits: NDArray[np.float32],
+    choice_bias: NDArray[np.float32] | None,
+    per_token: int,
+    sigmoid: bool,
+    groups: int,
+    groups_kept: int,
+    renormalise: bool,
+    sum_offset: float,
+    weight_scale: float,
+    weights: NDArray[np.float32],
+) -> None:
+    """Weights [tokens, experts] of the experts that a router's logits choose; 0 of the others.
+
+    The `per_token` largest logits, or scores plus `choice_bias`, the lowest id among equals; of
+    several `groups` of neighbours, of those `groups_kept` whose two best sum up to most. A weight
+    is the softmax's score or the sigmoid's, divided by the sum of them plus `sum_offset` where they
+    are renormalised, times `weight_scale`.
+    """
+
+def gate_rows(
+    gate: NDArray[np.float32],
+    up: NDArray[np.float32] | None,
+    slope: float,
+    limit: float,
+    up_offset: float,
+    out: NDArray[np.float32],
+) -> None:
+    """Out [rows, columns] = gate * sigmoid(slope * gate) * (up + up_offset).
+
+    A limit other than 0 is the most that gate and up count, and minus it the least of up. Rows
+    of gate and of up, [rows, columns], may lie apart.
+    """
+
 def row_bytes(dtype: str, columns: int) -> int:
     """Bytes of one row of an encoding: f32, f16, bf16, int8, int4 or mxfp4."""
 
@@ -387,6 +421,49 @@ class Kernels:
         to_ids: NDArray[np.int32],
     ) -> None:
         """Row to_ids[i] of `to` = row row_ids[i] of `rows`, for rows of `row_bytes` bytes."""
+
+    def norm_rows(
+        self,
+        x: NDArray[np.float32],
+        weight: NDArray[np.float32] | None,
+        bias: NDArray[np.float32] | None,
+        centred: bool,
+        eps: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out = x [rows, columns], normed, times `weight` and plus `bias` [columns].
+
+        Divided by its root mean square, or `centred`, less its mean, by its standard deviation; of
+        which `eps` is added to the square.
+        """
+
+    def place_heads(
+        self,
+        x: NDArray[np.float32],
+        columns: int,
+        weight: NDArray[np.float32] | None,
+        eps: float,
+        cos: NDArray[np.float32] | None,
+        sin: NDArray[np.float32] | None,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [heads * tokens * columns] = the heads of x [tokens, heads * columns].
+
+        With `weight` [columns] each is divided by its root mean square and multiplied by it. With
+        `cos` and `sin` [tokens, pairs], pairs from the two halves of its first columns are turned.
+        """
+
+    def add_shares(
+        self,
+        rows: NDArray[np.float32],
+        weights: NDArray[np.float32],
+        ids: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Row ids[i] of `out` [n, columns] += weights[i] * row i of `rows`, in order of i.
+
+        IndexError for an id outside.
+        """
 
     def close(self) -> None:
         """End the threads; later calls raise ValueError."""

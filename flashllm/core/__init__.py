@@ -26,6 +26,8 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "expert_weights",
+    "gate_rows",
     "ids_above",
     "keys_above",
     "open_kernels",
@@ -75,6 +77,8 @@ if TYPE_CHECKING or not FALLBACK:
         available_isas,
         bundle_checksums,
         crc32c,
+        expert_weights,
+        gate_rows,
         ids_above,
         keys_above,
         row_bytes,
@@ -92,9 +96,11 @@ else:
     )
     from flashllm.core.numpy_twin.memory import row_read_ns, stream_read_ns
     from flashllm.core.numpy_twin.reader import Buffer, Reader
+    from flashllm.core.numpy_twin.routing import expert_weights
     from flashllm.core.numpy_twin.rows import row_bytes
     from flashllm.core.numpy_twin.selection import ids_above, keys_above
     from flashllm.core.numpy_twin.slots import SlotTable
+    from flashllm.core.numpy_twin.token_rows import gate_rows
 
 
 def open_kernels(threads: int, *, fast: bool = False) -> Kernels:

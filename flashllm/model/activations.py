@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashllm import core
 from flashllm.spec import ModelSpec
 
 _PIECE = 1 << 14
@@ -30,26 +33,51 @@ def activate(spec: ModelSpec, x: Tensor) -> Tensor:
     if kind == "relu2":
         return torch.relu(x).square_()
     if kind == "silu":
-        return torch.from_numpy(_silu(x.numpy(), 1.0))
+        return torch.from_numpy(_silu(x.numpy(), None, Gates()))
     return _gelu(x, "tanh" if kind == "gelu_tanh" else "none")
 
 
-def activate_each(
-    spec: ModelSpec, x: NDArray[np.float32], slope: float = 1.0
-) -> NDArray[np.float32]:
-    """The same of an array; `slope` is the factor within the sigmoid of silu."""
-    if spec.activation == "silu":
-        return _silu(x, slope)
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """How a gate and what it lets through are cut off and moved before they are multiplied."""
+
+    slope: float = 1.0
+    """Factor of the gate within the sigmoid of silu."""
+    limit: float = 0.0
+    """The most that gate and up count, and minus that the least of up; 0: as much as they are."""
+    up_offset: float = 0.0
+    """Added to up."""
+
+
+def activate_each(spec: ModelSpec, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`activate` of an array."""
     return activate(spec, torch.from_numpy(np.ascontiguousarray(x))).numpy()
 
 
-def _silu(x: NDArray[np.float32], slope: float) -> NDArray[np.float32]:
+def activate_times(
+    spec: ModelSpec, gate: NDArray[np.float32], up: NDArray[np.float32], how: Gates
+) -> NDArray[np.float32]:
+    """The activation of a gate times what goes through it, [rows, columns] each; a new array."""
+    if spec.activation == "silu":
+        return _silu(gate, up, how)
+    if how.limit:
+        limit = np.float32(how.limit)
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    if how.up_offset:
+        up = up + np.float32(how.up_offset)
+    hidden = activate_each(spec, gate)
+    hidden *= up
+    return hidden
+
+
+def _silu(
+    gate: NDArray[np.float32], up: NDArray[np.float32] | None, how: Gates
+) -> NDArray[np.float32]:
     """Torch computes the last few values of an array by other functions than the rest."""
-    out: NDArray[np.float32] = np.negative(x) if slope == 1.0 else x * np.float32(-slope)
-    with np.errstate(over="ignore"):
-        np.exp(out, out=out)
-    out += np.float32(1)
-    return np.divide(x, out, out=out)
+    out = np.empty(gate.shape, dtype=np.float32)
+    whole = (-1, gate.shape[-1])
+    core.gate_rows(gate.reshape(whole), up, how.slope, how.limit, how.up_offset, out.reshape(whole))
+    return out
 
 
 def _gelu(x: Tensor, approximate: str) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashllm import core
 from flashllm.kv_cache.protocol import KeysValues
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.rope import Rotation
@@ -47,6 +48,7 @@ class Attention:
     """Tokens that one token sees, itself included; 0 means all before it."""
     rotated: bool
     """Whether queries and keys know their positions, in a model with rotary ones."""
+    kernels: core.Kernels
     sinks: Tensor | None  # [heads]
     """Scores of no position, which take their share of the softmax. Source: Xiao et al., arXiv
     2309.17453, section 3.3."""
@@ -89,11 +91,22 @@ class Attention:
     def _placed(self, projected: Tensor, norm: Norm | None, rotation: Rotation | None) -> Tensor:
         """Normed and rotated, in heads."""
         if norm is not None and self.norm_whole:
-            projected = norm(projected)
-        heads = self._heads(projected)
-        if norm is not None and not self.norm_whole:
-            heads = norm(heads)
-        return rotation(heads) if rotation is not None and self.rotated else heads
+            projected, norm = norm(projected), None
+        turned = rotation if self.rotated else None
+        if norm is None and turned is None:
+            return self._heads(projected)
+        tokens = projected.shape[0]
+        heads = torch.empty(projected.shape[1] // self.head_dim, tokens, self.head_dim)
+        self.kernels.place_heads(
+            projected.numpy(),
+            self.head_dim,
+            None if norm is None else norm.weight,
+            0.0 if norm is None else norm.eps,
+            None if turned is None else turned.cos,
+            None if turned is None else turned.sin,
+            heads.view(-1).numpy(),
+        )
+        return heads
 
     def _heads(self, x: Tensor) -> Tensor:
         # [tokens, heads * head_dim] to [heads, tokens, head_dim]

@@ -17,7 +17,7 @@ from torch import Tensor
 from flashllm import core
 from flashllm.arrays import Ids
 from flashllm.flash.layout import BundleHeader
-from flashllm.model.activations import activate_each
+from flashllm.model.activations import Gates, activate_each, activate_times
 from flashllm.model.router import SelectRouted
 from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
 from flashllm.weight_cache.block_stream import Block
@@ -172,6 +172,10 @@ class Experts:
             out += biases[:, 2 * neurons :]
         return out
 
+    def add_shares(self, shares: _Floats, weights: _Floats, tokens: Ids, sums: _Floats) -> None:
+        """Add outputs [n, d_model] of pairs, times their weights [n], to those of their tokens."""
+        self._kernels.add_shares(shares, weights, tokens, sums)
+
     def _biases(self, rows: NDArray[np.uint8], positions: Ids) -> _Floats | None:
         """Those of gate, up and down of experts, [n, 2 * neurons + d_model]; None without any."""
         if not self._bias_bytes:
@@ -194,15 +198,8 @@ def gated(spec: ModelSpec, both: _Floats) -> _Floats:
     """What goes into down: from gate and up, [n, 2 * neurons], to [n, neurons], a new array."""
     experts = spec.experts
     assert experts is not None
-    gate, up = both[:, : experts.d_ffn], both[:, experts.d_ffn :]
-    if experts.gate_limit:
-        gate = np.minimum(gate, np.float32(experts.gate_limit))
-        up = np.clip(up, -np.float32(experts.gate_limit), np.float32(experts.gate_limit))
-    if experts.up_offset:
-        up = up + np.float32(experts.up_offset)
-    hidden = activate_each(spec, gate, experts.gate_slope)
-    hidden *= up
-    return hidden
+    how = Gates(experts.gate_slope, experts.gate_limit, experts.up_offset)
+    return activate_times(spec, both[:, : experts.d_ffn], both[:, experts.d_ffn :], how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +235,9 @@ class ExpertTiles:
         self._experts = experts
         self._vectors: _Floats = x.numpy()
         # All pairs of an expert and a token, expert by expert, of each in order of tokens.
-        chosen, self._tokens = np.nonzero(weights.T)
-        self._of_pair: _Floats = weights[self._tokens, chosen][:, None]
+        chosen, tokens = np.nonzero(weights.T)
+        self._tokens = tokens.astype(np.int32)
+        self._of_pair: _Floats = weights[tokens, chosen]
         counts = np.bincount(chosen, minlength=weights.shape[1])
         self._counts: list[int] = counts.tolist()
         self._ends: list[int] = np.cumsum(counts).tolist()
@@ -264,8 +262,7 @@ class ExpertTiles:
                 own = self._own(expert)
                 tokens = self._tokens[own]
                 shares = self._experts.of_tokens(rows, position, self._vectors[tokens])
-                shares *= self._of_pair[own]
-                sums[tokens] += shares
+                self._experts.add_shares(shares, self._of_pair[own], tokens, sums)
         return torch.from_numpy(self.weights[:, tile.columns])
 
     def _own(self, expert: int) -> slice:
@@ -286,7 +283,6 @@ class ExpertTiles:
         shares = self._experts.of_pairs(rows, positions, self._vectors[tokens])
         if shares is None:
             return False
-        shares *= np.concatenate([self._of_pair[own] for own in numbers])
-        for token, share in zip(tokens.tolist(), shares, strict=True):
-            sums[token] += share
+        weights = np.concatenate([self._of_pair[own] for own in numbers])
+        self._experts.add_shares(shares, weights, tokens, sums)
         return True

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.attention import Attention
 from flashllm.model.encoded_rows import vector
@@ -34,6 +37,7 @@ class ResidentParts:
     spec: ModelSpec
     tensors: Mapping[str, RawTensor]
     products: Products
+    kernels: core.Kernels
 
     def layer(self, index: int) -> Layer:
         """A layer without its feed-forward part."""
@@ -54,6 +58,7 @@ class ResidentParts:
                 window=spec.attention_window(index),
                 rotated=index not in spec.unrotated_layers,
                 sinks=self._vector(f"{name}.attn.sinks"),
+                kernels=self.kernels,
             ),
             ffn_norm=None if spec.shared_norm else self.norm(f"{name}.ffn_norm"),
         )
@@ -95,13 +100,18 @@ class ResidentParts:
 
     def norm(self, name: str) -> Norm:
         """A norm of the stream."""
-        weight, bias = self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
-        return Norm(self.spec.norm, self.spec.norm_eps, weight, bias)
+        weight, bias = self._floats(f"{name}.weight"), self._floats(f"{name}.bias")
+        return Norm(self.spec.norm, self.spec.norm_eps, weight, bias, self.kernels)
 
     def _head_norm(self, name: str) -> Norm | None:
         if not self.spec.qk_norm:
             return None
-        return Norm("rms", self.spec.norm_eps, self._vector(f"{name}.weight"), None)
+        weight = self._floats(f"{name}.weight")
+        return Norm("rms", self.spec.norm_eps, weight, None, self.kernels)
+
+    def _floats(self, name: str) -> NDArray[np.float32] | None:
+        tensor = self.tensors.get(name)
+        return None if tensor is None else tensor.floats()
 
     def _vector(self, name: str) -> Tensor | None:
         tensor = self.tensors.get(name)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.encoded_rows import vector
 from flashllm.model.products import Products
@@ -34,16 +37,18 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Layer or RMS normalisation over the last dimension."""
+    """Layer or RMS normalisation of tokens, or only of each of their heads."""
 
     kind: Literal["layer", "rms"]
     eps: float
-    weight: Tensor | None  # [width]
-    bias: Tensor | None  # [width]
+    weight: NDArray[np.float32] | None  # [width]
+    bias: NDArray[np.float32] | None  # [width]
+    kernels: core.Kernels
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., width] to the same shape."""
-        width = x.shape[-1:]
-        if self.kind == "rms":
-            return torch.nn.functional.rms_norm(x, width, self.weight, self.eps)
-        return torch.nn.functional.layer_norm(x, width, self.weight, self.bias, self.eps)
+        """[tokens, width] to the same shape."""
+        out = torch.empty(x.shape)
+        rows = x.contiguous().numpy()
+        centred = self.kind == "layer"
+        self.kernels.norm_rows(rows, self.weight, self.bias, centred, self.eps, out.numpy())
+        return out

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashllm.model.activations import activate_each, sigmoid
+from flashllm.model.activations import Gates, activate_times, sigmoid
 from flashllm.model.linear import Linear
 from flashllm.spec import ModelSpec
 
@@ -26,7 +26,8 @@ class ResidentFfn:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]."""
-        hidden = activate_each(self.spec, self.gate(x).numpy()) * self.up(x).numpy()
+        gate, up = self.gate(x).numpy(), self.up(x).numpy()
+        hidden = activate_times(self.spec, gate, up, Gates())
         return self.down(torch.from_numpy(hidden))
 
 

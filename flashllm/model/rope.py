@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm.spec import Rope
@@ -21,15 +22,8 @@ from flashllm.spec import Rope
 class Rotation:
     """Sines and cosines, [tokens, dims / 2] each, of the positions of some tokens."""
 
-    cos: Tensor
-    sin: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Rotates pairs from the two halves of `dims`, in [heads, tokens, head_dim]."""
-        half = self.cos.shape[1]
-        first, second = x[..., :half], x[..., half : 2 * half]
-        turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
-        return torch.cat((*turned, x[..., 2 * half :]), dim=-1)
+    cos: NDArray[np.float32]
+    sin: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +69,9 @@ class Rotary:
         does not.
         """
         angles = torch.outer(positions, self._frequencies).double().numpy()
-        cos, sin = (torch.from_numpy(of(angles)).float() for of in (np.cos, np.sin))
-        return Rotation(cos * self._factor, sin * self._factor)
+        factor = np.float32(self._factor)
+        cos, sin = (of(angles).astype(np.float32) * factor for of in (np.cos, np.sin))
+        return Rotation(cos, sin)
 
 
 def frequencies(rope: Rope) -> Tensor:

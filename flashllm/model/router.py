@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.arrays import Ids
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.tensor_table import CHOICE_BIAS, ROUTER, ROUTER_BIAS
-from flashllm.model.activations import sigmoid
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Open, Vector
 from flashllm.model.layer_inputs import Reads
 from flashllm.spec import ModelSpec, MoeSpec
@@ -53,11 +51,11 @@ class SelectRouted:
         return Open(self.weights(layer, x))
 
     def ranked(self, layer: int, x: Vector) -> Ids:
-        """The experts that are chosen for `x` [d_model], most likely first."""
-        bias = self._choice_biases[layer]
-        by, _ = _chosen_by(self._experts, self._logits(layer, x[None]), bias)
-        order = np.argsort(-by[0], kind="stable")[: self._experts.per_token]
-        return order.astype(np.int32)
+        """The experts that are chosen for `x` [d_model], those that count most first."""
+        weights = routed(self._experts, self._logits(layer, x[None]), self._choice_biases[layer])[0]
+        ids = np.flatnonzero(weights)
+        order: Ids = ids[np.argsort(-weights[ids], kind="stable")].astype(np.int32)
+        return order
 
     def weights(self, layer: int, x: Vector) -> Vector:
         """The weight of each expert for each token: [tokens, d_model] to [tokens, n_experts].
@@ -81,56 +79,15 @@ class SelectRouted:
 
 def routed(experts: MoeSpec, logits: Vector, choice_bias: Vector | None = None) -> Vector:
     """The weights [tokens, n_experts] that a router's logits give, zero where not chosen."""
-    by, scores = _chosen_by(experts, logits, choice_bias)
-    chosen = _largest(by, experts.per_token)
-    kept: NDArray[np.float32] = np.take_along_axis(scores, chosen, axis=1)
-    if experts.renormalise:
-        kept = kept / (kept.sum(axis=1, keepdims=True) + np.float32(experts.sum_offset))
-    if experts.weight_scale != 1.0:
-        kept = kept * np.float32(experts.weight_scale)
-    weights = np.zeros_like(logits)
-    np.put_along_axis(weights, chosen, kept, axis=1)
+    weights = np.empty_like(logits)
+    core.expert_weights(
+        logits, choice_bias, experts.per_token, experts.score == "sigmoid", experts.groups,
+        experts.groups_kept, experts.renormalise, experts.sum_offset, experts.weight_scale,
+        weights,
+    )  # fmt: skip
     return weights
-
-
-def _chosen_by(
-    experts: MoeSpec, logits: Vector, choice_bias: Vector | None
-) -> tuple[Vector, Vector]:
-    """What experts are chosen by, and their scores: both [tokens, n_experts]."""
-    scores = _scores(experts, logits)
-    by = logits if choice_bias is None else scores + choice_bias
-    if experts.groups > 1:
-        by = _in_best_groups(experts, scores if choice_bias is None else by)
-    return by, scores
-
-
-def _in_best_groups(experts: MoeSpec, by: Vector) -> Vector:
-    """What experts are chosen by, minus infinity outside the groups that a token keeps."""
-    groups = by.reshape(len(by), experts.groups, -1)
-    best = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
-    kept = _largest(best, experts.groups_kept)
-    within = np.full(groups.shape, -np.inf, dtype=np.float32)
-    np.put_along_axis(
-        within, kept[:, :, None], np.take_along_axis(groups, kept[:, :, None], axis=1), axis=1
-    )
-    return within.reshape(by.shape)
 
 
 def _floats(resident: Mapping[str, RawTensor], name: str) -> Vector | None:
     """A vector of the resident tensors; None where the model has none of that name."""
     return resident[name].floats() if name in resident else None
-
-
-def _largest(logits: Vector, count: int) -> NDArray[np.int64]:
-    """The ids of the largest `count` of each row, ascending; among equals the lowest ids."""
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :count]
-    return np.sort(order, axis=1)
-
-
-def _scores(experts: MoeSpec, logits: Vector) -> Vector:
-    """What the logits of each token count as."""
-    if experts.score == "sigmoid":
-        return sigmoid(logits)
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    softmax: Vector = powers / powers.sum(axis=1, keepdims=True)
-    return softmax

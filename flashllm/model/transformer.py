@@ -59,7 +59,7 @@ class Transformer:
         """Who is told of each layer."""
         self._clock = clock
         self._link = link
-        parts = ResidentParts(spec, resident, products)
+        parts = ResidentParts(spec, resident, products, kernels)
         bundled = range(spec.dense_layers, spec.n_layers)
         self.feed_forward_weights = [parts.feed_forward(index) for index in bundled]
         """Of the layers that have bundles."""

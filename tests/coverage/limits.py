@@ -15,9 +15,11 @@ CHECKING_NATIVE = tuple(
         "kernels/attention_of_many.cpp",
         "kernels/dtype.cpp",
         "kernels/kernels.cpp",
+        "kernels/routing.cpp",
         "kernels/rows.cpp",
         "kernels/rows.h",
         "kernels/selection.cpp",
+        "kernels/token_rows.cpp",
     )
 )
 OTHER_INSTRUCTION_SETS = ("kernels_avx2.cpp", "kernels_avx512.cpp", "kernels_neon.cpp")

@@ -1,5 +1,5 @@
-// The one file that knows Python: types in, types out, the interpreter's lock released meanwhile.
-// No logic: what is checked is checked by the library.
+// What knows Python, with binding_tokens.cpp: types in, types out, the interpreter's lock released
+// meanwhile. No logic: what is checked is checked by the library.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "binding_arrays.h"
 #include "buffer.h"
 #include "crc32c.h"
 #include "errors.h"
@@ -29,31 +30,6 @@ using namespace flash_core;
 using namespace nb::literals;
 
 namespace {
-
-template <class T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Released = nb::call_guard<nb::gil_scoped_release>;
-
-template <class T>
-View<T> view(const Array<T>& array) {
-  return {array.data(), array.size()};
-}
-
-template <class T>
-using Optional = std::optional<Array<T>>;
-
-template <class T>
-View<T> view(const Optional<T>& array) {
-  return array ? view(*array) : View<T>{nullptr, 0};
-}
-
-template <class T>
-using Rectangle = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-Matrix<T> matrix(const Rectangle<T>& array) {
-  return {array.data(), array.shape(0), array.shape(1)};
-}
 
 void translate(const std::exception_ptr& error, void*) {
   try {
@@ -214,8 +190,9 @@ void define_reading(nb::module_& m) {
 // No columns where there are fewer: the library refuses both alike.
 size_t positive(int64_t columns) { return columns < 0 ? 0 : static_cast<size_t>(columns); }
 
-void define_kernels(nb::module_& m) {
-  nb::class_<Kernels>(m, "Kernels")
+nb::class_<Kernels> define_kernels(nb::module_& m) {
+  nb::class_<Kernels> kernels(m, "Kernels");
+  kernels
       .def(
           "__init__",
           [](Kernels* self, int threads, const std::optional<std::string>& isa, bool fast) {
@@ -406,6 +383,7 @@ void define_kernels(nb::module_& m) {
           "rows"_a.noconvert(), "row_ids"_a.noconvert(), "row_bytes"_a, "to"_a.noconvert(),
           "to_ids"_a.noconvert(), Released())
       .def("close", &Kernels::close, Released());
+  return kernels;
 }
 
 // What is shown belongs to the table, and is not to be written to.
@@ -478,7 +456,8 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
   nb::exception<ChecksumError>(m, "ChecksumError", PyExc_RuntimeError);
   define_reading(m);
-  define_kernels(m);
+  nb::class_<Kernels> kernels = define_kernels(m);
+  define_token_rows(m, kernels);
   define_slots(m);
   m.def(
       "row_bytes",

@@ -10,16 +10,18 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.core.numpy_twin import attention
+from flashllm.core.numpy_twin import attention, token_rows
 from flashllm.core.numpy_twin import rows as numpy_rows
 from flashllm.core.numpy_twin.arguments import require_array
 from flashllm.core.numpy_twin.bundle_checks import ChecksumError
 from flashllm.core.numpy_twin.checksums import bundle_checksums, crc32c
 from flashllm.core.numpy_twin.memory import row_read_ns, row_starts, stream_read_ns
 from flashllm.core.numpy_twin.reader import Buffer, Reader, check_threads
+from flashllm.core.numpy_twin.routing import expert_weights
 from flashllm.core.numpy_twin.rows import row_bytes
 from flashllm.core.numpy_twin.selection import ids_above, keys_above
 from flashllm.core.numpy_twin.slots import SlotTable
+from flashllm.core.numpy_twin.token_rows import gate_rows
 
 __all__ = [
     "NAME",
@@ -31,6 +33,8 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "expert_weights",
+    "gate_rows",
     "ids_above",
     "keys_above",
     "row_bytes",
@@ -356,6 +360,47 @@ class Kernels:
         self._check_open()
         rows = attention.HeadRows(dtype, columns, kv_heads)
         attention.write_head_rows(values, rows, position, cache)
+
+    @_DAMAGED_WEIGHTS
+    def norm_rows(
+        self,
+        x: NDArray[np.float32],
+        weight: NDArray[np.float32] | None,
+        bias: NDArray[np.float32] | None,
+        centred: bool,
+        eps: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out = x [rows, columns], normed, times `weight` and plus `bias` [columns]."""
+        self._check_open()
+        token_rows.norm_rows(x, weight, bias, centred, eps, out)
+
+    @_DAMAGED_WEIGHTS
+    def place_heads(
+        self,
+        x: NDArray[np.float32],
+        columns: int,
+        weight: NDArray[np.float32] | None,
+        eps: float,
+        cos: NDArray[np.float32] | None,
+        sin: NDArray[np.float32] | None,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [heads, tokens, columns] = the heads of x, normed and turned."""
+        self._check_open()
+        token_rows.place_heads(x, columns, weight, eps, cos, sin, out)
+
+    @_DAMAGED_WEIGHTS
+    def add_shares(
+        self,
+        rows: NDArray[np.float32],
+        weights: NDArray[np.float32],
+        ids: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Row ids[i] of `out` += weights[i] * row i of `rows`, in order of i."""
+        self._check_open()
+        token_rows.add_shares(rows, weights, ids, out)
 
     def encode_rows(
         self,

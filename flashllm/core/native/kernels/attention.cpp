@@ -11,6 +11,7 @@
 #include <string>
 
 #include "checked.h"
+#include "exponentials.h"
 #include "row_dots.h"
 
 namespace flash_core {
@@ -37,35 +38,6 @@ size_t capacity_of(const HeadRows& rows, size_t bytes, size_t row_bytes, const c
 
 size_t head_row_bytes(const HeadRows& rows) {
   return row_bytes(rows.dtype, positive(rows.columns, "columns")).get();
-}
-
-// e to the power of values that are 0 or less, within a few units in the last place. Without a
-// library's help, whose last bits differ from machine to machine, and in a loop that compilers
-// make vectors of.
-void exponentials(float* values, size_t count) {
-  constexpr float kLowest = -87.0F;  // below it the result would be no normal number
-  constexpr float kLog2E = 1.44269504F;
-  constexpr float kLn2High = 0.693359375F;  // few bits, so that a whole multiple of it is exact
-  constexpr float kLn2Low = -2.12194440e-4F;
-  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it leaves a whole number
-  for (size_t i = 0; i < count; ++i) {
-    const float x = values[i];
-    const float bounded = x < kLowest ? kLowest : x;
-    const float shifted = bounded * kLog2E + kRound;
-    const float whole = shifted - kRound;
-    const float rest = (bounded - whole * kLn2High) - whole * kLn2Low;
-    // Taylor's terms to the sixth: the next one is below 2^-23 of the sum, where |rest| <= 0.347.
-    float power = 1.0F / 720 * rest + 1.0F / 120;
-    power = power * rest + 1.0F / 24;
-    power = power * rest + 1.0F / 6;
-    power = power * rest + 0.5F;
-    power = power * rest + 1.0F;
-    power = power * rest + 1.0F;
-    uint32_t bits = 0;
-    std::memcpy(&bits, &shifted, sizeof(bits));
-    power *= float_from_bits((bits + 127U) << 23);  // the low bits of `shifted` are `whole`
-    values[i] = x < kLowest ? 0.0F : power;
-  }
 }
 
 }  // namespace

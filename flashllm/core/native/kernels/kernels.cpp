@@ -258,7 +258,9 @@ void Kernels::attend_one(const Attention& task, size_t rows) {
   const size_t heads = task.sizes.heads;
   attend_scratch_.make_room(task.sizes);
   const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
-  const int parts = parts_for(2 * rows * task.sizes.row_bytes, std::min(heads, most));
+  // Heads of queries that share a head of keys read it once, and compute with it each.
+  const size_t work = 2 * rows * task.sizes.row_bytes * task.sizes.sharing();
+  const int parts = parts_for(work, std::min(heads, most));
   pool_->run(parts, [&](int part) {
     attend_heads(table_, task, part_begin(heads, part, parts), part_begin(heads, part + 1, parts),
                  &attend_scratch_);
@@ -288,6 +290,41 @@ void Kernels::write_head_rows(const HeadRows& rows, View<const float> values, in
   for (const float* row : refused) {
     if (row != nullptr) refuse_row(rows.dtype, row, sizes.columns);
   }
+}
+
+void Kernels::norm_rows(const NormRows& task) {
+  const auto lock = enter();
+  check_norm(task);
+  const size_t rows = task.x.rows;
+  const int parts = parts_of_vectors(rows * task.x.columns * sizeof(float), rows);
+  pool_->run(parts, [&](int part) {
+    flash_core::norm_rows(task, part_begin(rows, part, parts), part_begin(rows, part + 1, parts));
+  });
+}
+
+void Kernels::place_heads(const PlaceHeads& task) {
+  const auto lock = enter();
+  check_place(task);
+  const size_t tokens = task.x.rows;
+  const int parts = parts_of_vectors(tokens * task.x.columns * sizeof(float), tokens);
+  pool_->run(parts, [&](int part) {
+    flash_core::place_heads(task, part_begin(tokens, part, parts),
+                            part_begin(tokens, part + 1, parts));
+  });
+}
+
+void Kernels::add_shares(const AddShares& task) {
+  const auto lock = enter();
+  check_add(task);
+  // By columns: two rows may go to the same one.
+  const size_t units = (task.out.columns + kColumnUnit - 1) / kColumnUnit;
+  const size_t bytes = task.rows.rows * task.rows.columns * sizeof(float);
+  const int parts = parts_for(bytes, std::min(units, static_cast<size_t>(threads_)));
+  pool_->run(parts, [&](int part) {
+    flash_core::add_shares(
+        task, part_begin(units, part, parts) * kColumnUnit,
+        std::min(part_begin(units, part + 1, parts) * kColumnUnit, task.out.columns));
+  });
 }
 
 }  // namespace flash_core

@@ -17,6 +17,7 @@
 #include "kernel_table.h"
 #include "quantised_input.h"
 #include "rows.h"
+#include "token_rows.h"
 #include "view.h"
 
 namespace flash_core {
@@ -93,6 +94,11 @@ class Kernels {
   // distinct; out_of_range for an id outside the bytes, of either side.
   void copy_rows(View<const uint8_t> from, View<const int32_t> from_ids, int64_t row_bytes,
                  View<uint8_t> to, View<const int32_t> to_ids);
+
+  // Rows of tokens between products; errors as of the checks in token_rows.h.
+  void norm_rows(const NormRows& task);
+  void place_heads(const PlaceHeads& task);
+  void add_shares(const AddShares& task);
 
   void close();
   const char* isa() const { return table_.name; }

@@ -1,0 +1,50 @@
+// Arrays of Python as the library's views.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "kernels.h"
+#include "view.h"
+
+namespace flash_core {
+
+namespace nb = nanobind;
+
+template <class T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Released = nb::call_guard<nb::gil_scoped_release>;
+
+template <class T>
+View<T> view(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+template <class T>
+using Optional = std::optional<Array<T>>;
+
+template <class T>
+View<T> view(const Optional<T>& array) {
+  return array ? view(*array) : View<T>{nullptr, 0};
+}
+
+template <class T>
+using Rectangle = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+Matrix<T> matrix(const Rectangle<T>& array) {
+  return {array.data(), array.shape(0), array.shape(1)};
+}
+
+template <class T>
+Matrix<T> matrix(const std::optional<Rectangle<T>>& array) {
+  return array ? matrix(*array) : Matrix<T>{nullptr, 0, 0};
+}
+
+// What lies between products: binding_tokens.cpp.
+void define_token_rows(nb::module_& m, nb::class_<Kernels>& kernels);
+
+}  // namespace flash_core
