@@ -210,6 +210,20 @@ class Kernels:
     ) -> None:
         """Out [n] = rows [n, d] @ x [d]."""
 
+    def matvec_each(
+        self,
+        data: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        dtype: str,
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`matvec` of matrices that begin at bytes of `data`, out [matrices, n].
+
+        Each with its vector of x [matrices, d], or with the only one. IndexError for a matrix
+        outside the bytes.
+        """
+
     def dot_rows(
         self,
         rows: NDArray[np.uint8],

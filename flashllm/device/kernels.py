@@ -82,6 +82,19 @@ class TorchKernels(core.Kernels):
         ]
         out[...] = self.memory.download(_together(parts, 1))
 
+    def matvec_each(
+        self, data: _Rows, begins: NDArray[np.int64], dtype: str, x: _Floats, out: _Floats
+    ) -> None:
+        """`matvec` of matrices that begin at bytes of `data`, out [matrices, n]."""
+        if not is_there(data):
+            super().matvec_each(data, begins, dtype, x, out)
+            return
+        nbytes = out.shape[1] * row_bytes(dtype, x.shape[1])
+        for number, begin in enumerate(begins.tolist()):
+            at = 0 if len(x) == 1 else number
+            matrix = data[begin : begin + nbytes]
+            self._matmul(matrix, dtype, x[at : at + 1], out[number : number + 1])
+
     def dot_rows(
         self, rows: _Rows, row_stride: int, row_offset: int, dtype: str, ids: _Ids,
         x: _Floats, out: _Floats,

@@ -55,7 +55,6 @@ class Experts:
         self._gate_up_bytes, self._end = gate + up, gate + up + down
         self._bias_bytes = sum(biases)
         self._rows = Stride.of(header.stride, gate // self._neurons, 2 * self._neurons)
-        self._down_rows = Stride.of(header.stride, down // spec.d_model, spec.d_model)
 
     def room(self, count: int) -> _Floats:
         """Memory for the outputs of `count` experts for one token: [count, d_model]."""
@@ -76,14 +75,8 @@ class Experts:
             hidden = self._without_silent(self._rows, rows, positions, x)
             return self._through_down(rows, positions, hidden)
         both = np.empty((len(positions), 2 * neurons), dtype=np.float32)
-        if self._rows is not None:
-            # In one call: less waiting for threads.
-            where = (rows, self._rows.row_bytes, 0, dtype, self._rows.ids(positions))
-            self._kernels.dot_rows(*where, x, both.reshape(-1))
-        else:
-            for number, position in enumerate(positions.tolist()):
-                gate_up, _ = self._matrices(rows, position)
-                self._kernels.matvec(gate_up, dtype, x, both[number])
+        # In one call: less waiting for threads.
+        self._kernels.matvec_each(rows, self._begins(positions), dtype, x[None], both)
         return self._finished(rows, positions, both)
 
     def _without_silent(
@@ -108,17 +101,14 @@ class Experts:
 
     def _through_down(self, rows: NDArray[np.uint8], positions: Ids, hidden: _Floats) -> _Floats:
         """[n, neurons] of n experts to [n, d_model]: the bits of one after another."""
-        out, dtype, down = self.room(len(positions)), self._spec.dtype, self._down_rows
-        if down is not None and len(positions) > 1:
-            # A thread takes whole experts.
-            ends = np.arange(1, len(positions) + 1, dtype=np.int32) * np.int32(self._spec.d_model)
-            where = (rows, down.row_bytes, self._gate_up_bytes, dtype, down.ids(positions), ends)
-            self._kernels.dot_rows_each(*where, hidden.reshape(-1), out.reshape(-1))
-            return out
-        for number, position in enumerate(positions.tolist()):
-            _, matrix = self._matrices(rows, position)
-            self._kernels.matvec(matrix, dtype, hidden[number], out[number])
+        out = self.room(len(positions))
+        begins = self._begins(positions) + self._gate_up_bytes
+        self._kernels.matvec_each(rows, begins, self._spec.dtype, hidden, out)
         return out
+
+    def _begins(self, positions: Ids) -> NDArray[np.int64]:
+        """The first bytes of the experts at `positions`."""
+        return positions.astype(np.int64) * self.stride
 
     def add(
         self,
@@ -132,19 +122,13 @@ class Experts:
         for share in outputs:
             out += share
 
-    def of_pairs(self, rows: NDArray[np.uint8], positions: Ids, x: _Floats) -> _Floats | None:
-        """Outputs of pairs of an expert and a token, [pairs, d_model] to the same, in few calls.
+    def of_pairs(self, rows: NDArray[np.uint8], positions: Ids, x: _Floats) -> _Floats:
+        """Outputs of pairs of an expert and a token, [pairs, d_model] to the same, in two calls.
 
-        Pair i is the expert at `positions[i]` with token `x[i]`. None where experts are not whole
-        rows apart.
+        Pair i is the expert at `positions[i]` with token `x[i]`.
         """
-        if self._rows is None or self._down_rows is None:
-            return None
         both = np.empty((len(positions), 2 * self._neurons), dtype=np.float32)
-        ends = np.arange(1, len(positions) + 1, dtype=np.int32) * np.int32(both.shape[1])
-        ids, dtype = self._rows.ids(positions), self._spec.dtype
-        where = (rows, self._rows.row_bytes, 0, dtype, ids, ends)
-        self._kernels.dot_rows_each(*where, x.reshape(-1), both.reshape(-1))
+        self._kernels.matvec_each(rows, self._begins(positions), self._spec.dtype, x, both)
         return self._finished(rows, positions, both)
 
     def _finished(self, rows: NDArray[np.uint8], positions: Ids, both: _Floats) -> _Floats:
@@ -257,7 +241,9 @@ class ExpertTiles:
             if self._counts[expert]
         ]
         pairs = sum(self._counts[expert] for expert, _ in here)
-        if pairs > PAIRS_AN_EXPERT * len(here) or not self._add_pairs(here, rows, sums):
+        if pairs <= PAIRS_AN_EXPERT * len(here):
+            self._add_pairs(here, rows, sums)
+        else:
             for expert, position in here:
                 own = self._own(expert)
                 tokens = self._tokens[own]
@@ -272,17 +258,14 @@ class ExpertTiles:
 
     def _add_pairs(
         self, here: Sequence[tuple[int, int]], rows: NDArray[np.uint8], sums: _Floats
-    ) -> bool:
-        """Adds experts and where they are in `rows`, all pairs at once; whether that was done."""
+    ) -> None:
+        """Adds experts and where they are in `rows`, all pairs at once."""
         if not here:  # all tokens chose others
-            return True
+            return
         numbers = [self._own(expert) for expert, _ in here]
         tokens = np.concatenate([self._tokens[own] for own in numbers])
         counts = [self._counts[expert] for expert, _ in here]
         positions = np.repeat(np.array([at for _, at in here], dtype=np.int32), counts)
         shares = self._experts.of_pairs(rows, positions, self._vectors[tokens])
-        if shares is None:
-            return False
         weights = np.concatenate([self._of_pair[own] for own in numbers])
         self._experts.add_shares(shares, weights, tokens, sums)
-        return True

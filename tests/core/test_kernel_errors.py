@@ -281,6 +281,35 @@ def test_matmul_wants_exactly_its_rows(make_kernels: Make, count: int) -> None:
         make_kernels().matmul(ROWS, "f32", X, np.zeros((1, 10), np.float32))
 
 
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"begins": np.array([0, -1])}, IndexError),
+        ({"begins": np.array([0, 65])}, IndexError),
+        ({"begins": np.array([0, 2**62])}, IndexError),
+        ({"begins": np.array([0])}, ValueError),
+        ({"x": np.ones((3, 8), np.float32)}, ValueError),
+        ({"x": np.ones((1, 9), np.float32)}, IndexError),
+        ({"out": np.zeros((3, 8), np.float32)}, ValueError),
+        ({"out": np.zeros((2, 9), np.float32)}, IndexError),
+    ],
+)
+def test_matrices_outside_the_bytes_raise(
+    make_kernels: Make, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    """Two of eight rows of eight f32, the last of which ends where the bytes do."""
+    arguments: dict[str, Any] = {
+        "data": ROWS,
+        "begins": np.array([0, 64]),
+        "dtype": "f32",
+        "x": X[None],
+        "out": np.zeros((2, 8), np.float32),
+    }
+    make_kernels().matvec_each(**arguments)
+    with pytest.raises(error):
+        make_kernels().matvec_each(**(arguments | changes))
+
+
 @pytest.mark.parametrize("count", [9, 11])
 def test_matvec_wants_exactly_its_rows(make_kernels: Make, count: int) -> None:
     with pytest.raises(ValueError, match="320 bytes"):

@@ -135,6 +135,33 @@ def test_several_vectors_get_the_bits_of_each_alone(
             assert np.array_equal(sums[vector], total)
 
 
+@pytest.mark.parametrize(("count", "width"), [(1, 7), (40, 64), (300, 1000)])
+def test_matrices_apart_get_the_bits_of_each_alone(
+    make_kernels: Make, dtype: str, count: int, width: int
+) -> None:
+    """Matrices of `count` rows that begin anywhere, also in one another."""
+    for threads in (1, 2, 7):
+        row, nbytes = nbytes_of(dtype, width), count * nbytes_of(dtype, width)
+        rows, stride, offset = bundles(4 * count, width, dtype)
+        starts = np.arange(4 * count)[:, None] * stride + offset
+        matrices = rows[starts + np.arange(row)].reshape(4, nbytes)
+        raw = np.pad(matrices, ((0, 0), (0, 5)))
+        data = raw.reshape(-1)
+        begins = np.array([2, 0, 3, 2], np.int64) * raw.shape[1]
+        x = normal((4, width), seed=1)
+        kernels = make_kernels(threads)
+        for vectors in (x, x[:1]):
+            out = np.full((4, count), np.nan, np.float32)
+            kernels.matvec_each(data, begins, dtype, vectors, out)
+            for number, begin in enumerate(begins.tolist()):
+                alone = np.empty(count, np.float32)
+                vector = vectors[number % len(vectors)]
+                kernels.matvec(data[begin : begin + nbytes].copy(), dtype, vector, alone)
+                assert np.array_equal(out[number], alone)
+        none = np.empty((0, count), np.float32)
+        kernels.matvec_each(data, begins[:0], dtype, x[:1], none)
+
+
 def named_by_vectors(
     counts: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -94,12 +94,16 @@ def test_products_are_the_cores(
         is_device = isinstance(kernels, TorchKernels)
         own, own_matrix = (memory.place(one) if is_device else one for one in (rows, matrix))
         where = own, stride, nbytes, dtype, ids
-        out = [np.zeros(shape, np.float32) for shape in (ROWS, (5, ROWS), 7, (5, 7), 7)]
+        shapes = (ROWS, (5, ROWS), 7, (5, 7), 7, (5, 3), (2, 3))
+        out = [np.zeros(shape, np.float32) for shape in shapes]
         kernels.matvec(own_matrix, dtype, x[0], out[0])
         kernels.matmul(own_matrix, dtype, x, out[1])
         kernels.dot_rows(*where, x[1], out[2])
         kernels.dot_rows_all(*where, x, out[3])
         kernels.dot_rows_each(*where, ends, x.reshape(-1), out[4])
+        begins = np.array([0, 2, 1, 30, 9], np.int64) * nbytes
+        kernels.matvec_each(own_matrix, begins, dtype, x, out[5])
+        kernels.matvec_each(own_matrix, begins[:2], dtype, x[:1], out[6])
         sums = [start[0].copy(), start.copy(), start.copy()]
         blocks = np.array([3, 4, 7], np.int32)
         kernels.weighted_sum_rows(*where, weights[0, :7].copy(), blocks, sums[0])

@@ -210,6 +210,15 @@ nb::class_<Kernels> define_kernels(nb::module_& m) {
           },
           "rows"_a.noconvert(), "dtype"_a, "x"_a.noconvert(), "out"_a.noconvert(), Released())
       .def(
+          "matvec_each",
+          [](Kernels& self, const Array<const uint8_t>& data, const Array<const int64_t>& begins,
+             const std::string& dtype, const Rectangle<const float>& x,
+             const Rectangle<float>& out) {
+            self.matvec_each(view(data), view(begins), parse_dtype(dtype), matrix(x), matrix(out));
+          },
+          "data"_a.noconvert(), "begins"_a.noconvert(), "dtype"_a, "x"_a.noconvert(),
+          "out"_a.noconvert(), Released())
+      .def(
           "dot_rows",
           [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,
              int64_t row_offset, const std::string& dtype, const Array<const int32_t>& ids,

@@ -96,6 +96,33 @@ class Kernels:
             part = encoded[first : first + _DECODED_ROWS]
             out[first : first + _DECODED_ROWS] = numpy_rows.dots(part, dtype, x, self.fast)
 
+    def matvec_each(
+        self,
+        data: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        dtype: str,
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`matvec` of matrices that begin at bytes of `data`, each with its vector or the one."""
+        self._check_open()
+        require_array("data", data, np.uint8)
+        require_array("begins", begins, np.int64)
+        require_array("x", x, np.float32, dimensions=2)
+        require_array("out", out, np.float32, writable=True, dimensions=2)
+        for name, count in (("out", len(out)), ("x", len(begins) if len(x) == 1 else len(x))):
+            if count != len(begins):
+                raise ValueError(f"{name} has {count} values for {len(begins)} ids")
+        nbytes = row_bytes(dtype, x.shape[1]) * out.shape[1]
+        for begin in begins.tolist():
+            if begin < 0:
+                raise IndexError(f"begin is negative: {begin}")
+            if begin + nbytes > len(data):
+                raise IndexError(f"{nbytes} bytes from {begin} on are beyond {len(data)}")
+        for number, begin in enumerate(begins.tolist()):
+            vector = x[0 if len(x) == 1 else number]
+            self.matvec(data[begin : begin + nbytes], dtype, vector, out[number])
+
     @_DAMAGED_WEIGHTS
     def dot_rows(
         self,

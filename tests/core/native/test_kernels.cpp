@@ -308,6 +308,37 @@ TEST(several_vectors_get_the_bits_of_each_alone) {
   }
 }
 
+TEST(matrices_that_begin_anywhere_get_the_bits_of_each_alone) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      const size_t columns = 1000;
+      const std::vector<uint8_t> bytes = make_case(600, columns, dtype).bytes;
+      const auto row = static_cast<int64_t>(row_bytes(dtype, columns).get());
+      const std::vector<int64_t> begins = {300 * row, 0, 7 * row};
+      const std::vector<float> x = some_floats(3 * columns);
+      Kernels kernels(3, table->name);
+      for (const size_t vectors : {size_t{1}, size_t{3}}) {
+        std::vector<float> out(3 * 300);
+        kernels.matvec_each(view(bytes), view(begins), dtype, {x.data(), vectors, columns},
+                            {out.data(), 3, 300});
+        for (size_t i = 0; i < 3; ++i) {
+          std::vector<float> alone(300);
+          kernels.matvec({bytes.data() + begins[i], static_cast<size_t>(300 * row)}, dtype,
+                         {x.data() + (vectors == 1 ? 0 : i * columns), columns}, out_view(&alone));
+          CHECK(std::equal(alone.begin(), alone.end(), out.begin() + 300 * static_cast<long>(i)));
+        }
+      }
+      std::vector<float> out(600);
+      CHECK_THROWS(std::invalid_argument, "out has 2",
+                   kernels.matvec_each(view(bytes), view(begins), dtype, {x.data(), 1, columns},
+                                       {out.data(), 2, 300}));
+      CHECK_THROWS(std::invalid_argument, "x has 2",
+                   kernels.matvec_each(view(bytes), view(begins), dtype, {x.data(), 2, columns},
+                                       {out.data(), 3, 200}));
+    }
+  }
+}
+
 TEST(vectors_that_share_a_block_are_refused) {
   const Case rows = make_case(4, 8, DType::f32);
   const std::vector<int32_t> ids = {0, 1};

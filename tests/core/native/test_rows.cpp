@@ -157,3 +157,15 @@ TEST(rows_that_lie_inside_are_told_from_all_others) {
     }
   }
 }
+
+TEST(what_begins_inside_and_ends_outside_is_refused) {
+  for (int64_t begin = -1; begin < 9; ++begin) {
+    for (uint64_t length = 0; length < 9; ++length) {
+      const std::vector<int64_t> begins = {0, begin};
+      const bool is_inside = length <= 7 && begin >= 0 && begin + static_cast<int64_t>(length) <= 7;
+      CHECK(is_inside == is_accepted([&] { check_begins(view(begins), Checked(length), 7); }));
+    }
+  }
+  const std::vector<int64_t> last = {std::numeric_limits<int64_t>::max()};
+  CHECK_THROWS(std::out_of_range, "are beyond 7", check_begins(view(last), Checked(1), 7));
+}

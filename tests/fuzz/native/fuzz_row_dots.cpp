@@ -84,14 +84,52 @@ void check_matrix(const RowCase& one, const std::vector<float>& x, FuzzInput* in
   }
 }
 
+// Matrices that begin anywhere: the bits of each by itself.
+void check_matrices(const RowCase& one, FuzzInput* input) {
+  const size_t n_rows = input->size_within(0, kRowsMax);
+  const View<const uint8_t> bytes = one.rows().bytes;
+  std::vector<int64_t> begins(input->size_within(0, 3));
+  for (int64_t& begin : begins) begin = input->any();
+  const size_t vectors = input->flag() ? 1 : begins.size();
+  const std::vector<float> x = make_vector(input, one.columns * vectors);
+  bool is_valid = one.columns > 0;
+  const Wide matrix = wide_row_bytes(one.dtype, Wide{one.columns}) * Wide{n_rows};
+  for (const int64_t begin : begins) {
+    is_valid = is_valid && begin >= 0 && Wide{begin} + matrix <= Wide{bytes.size};
+  }
+  for (const KernelTable* table : available_kernels()) {
+    Kernels kernels(1, table->name);
+    std::vector<float> out(begins.size() * n_rows);
+    const bool is_accepted = accepts([&] {
+      kernels.matvec_each(bytes, view_of(begins), one.dtype, {x.data(), vectors, one.columns},
+                          {out.data(), begins.size(), n_rows});
+    });
+    REQUIRE(is_accepted == is_valid);
+    if (!is_valid) continue;
+    for (size_t i = 0; i < begins.size(); ++i) {
+      std::vector<float> alone(n_rows);
+      const uint8_t* const first = bytes.data + begins[i];
+      kernels.matvec({first, static_cast<size_t>(matrix)}, one.dtype,
+                     {x.data() + (vectors == 1 ? 0 : i) * one.columns, one.columns},
+                     out_view(&alone));
+      REQUIRE(n_rows == 0 ||
+              std::memcmp(out.data() + i * n_rows, alone.data(), n_rows * sizeof(float)) == 0);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzInput input(data, size);
-  const uint8_t kind = input.byte() % 4;
+  const uint8_t kind = input.byte() % 5;
   const RowCase one = make_rows(&input);
   if (kind == 0) {
     check_each(one, &input);
+    return 0;
+  }
+  if (kind == 4) {
+    check_matrices(one, &input);
     return 0;
   }
   const std::vector<float> x = make_vector(&input, one.columns);

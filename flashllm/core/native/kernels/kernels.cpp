@@ -76,6 +76,35 @@ void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x,
   });
 }
 
+void Kernels::matvec_each(View<const uint8_t> bytes, View<const int64_t> begins, DType dtype,
+                          Matrix<const float> x, Matrix<float> out) {
+  const auto lock = enter();
+  check_equal("out", out.rows, begins.size);
+  if (x.rows != 1) check_equal("x", x.rows, begins.size);
+  const size_t row = row_bytes(dtype, x.columns).get();
+  check_begins(begins, Checked(row) * Checked(out.columns), bytes.size);
+  const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
+  const size_t rows = out.rows * out.columns;
+  const int parts = parts_for(rows * row, kPartsPerThread * static_cast<size_t>(threads_));
+  pool_->run(parts, [&](int part) {
+    QuantisedInput rounded(fast_);
+    const size_t end = part_begin(rows, part + 1, parts);
+    for (size_t i = part_begin(rows, part, parts); i < end;) {
+      const size_t number = i / out.columns;
+      const size_t first = i % out.columns;
+      const size_t last = std::min(out.columns, first + end - i);
+      const float* const vector = x.row(x.rows == 1 ? 0 : number);
+      // A vector that all share is rounded once a part, which takes little.
+      const DotInput input = rounded.prepare(dtype, vector, x.columns);
+      const uint8_t* const matrix = bytes.data + begins.data[number];
+      dot_each(
+          dot, {first, last, row}, [&](size_t r) { return matrix + r * row; }, input,
+          out.row(number));
+      i += last - first;
+    }
+  });
+}
+
 void Kernels::dot_rows(const Rows& rows, View<const int32_t> ids, View<const float> x,
                        View<float> out) {
   const auto lock = enter();

@@ -54,6 +54,12 @@ class Kernels {
                               View<const int32_t> vector_ends, View<const int32_t> block_ends,
                               View<float> out);
 
+  // out [matrices, n]: of each matrix [n, d], which begins at byte begins[i], with its vector of x
+  // [matrices, d], or with the only one: the bits of matvec() for each. out_of_range for a matrix
+  // outside the bytes.
+  void matvec_each(View<const uint8_t> bytes, View<const int64_t> begins, DType dtype,
+                   Matrix<const float> x, Matrix<float> out);
+
   // out [vectors, n] = x [vectors, d] @ rows [n, d]: the bits of matvec() for each vector. A row is
   // read and decoded once for some hundreds of them.
   void matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x, Matrix<float> out);

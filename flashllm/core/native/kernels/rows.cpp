@@ -26,6 +26,15 @@ void check_ends(View<const int32_t> ids, int64_t stride, const Checked& tail, si
   }
 }
 
+void check_begins(View<const int64_t> begins, const Checked& bytes, size_t size) {
+  for (size_t i = 0; i < begins.size; ++i) {
+    if (Checked::from_signed(begins.data[i], "begin") + bytes <= Checked(size)) continue;
+    throw std::out_of_range(std::to_string(bytes.get()) + " bytes from " +
+                            std::to_string(begins.data[i]) + " on are beyond " +
+                            std::to_string(size));
+  }
+}
+
 size_t check_ids(const Rows& rows, View<const int32_t> ids, size_t columns) {
   const Checked bytes = row_bytes(rows.dtype, columns);
   if (rows.stride < 1 || rows.offset < 0) {

@@ -25,6 +25,9 @@ void check_equal(const char* what, size_t count, size_t ids);
 // Rows lie `stride` bytes apart and end `tail` bytes behind where they begin.
 void check_ends(View<const int32_t> ids, int64_t stride, const Checked& tail, size_t size);
 
+// What begins at these bytes and is as long lies within `size` bytes; out_of_range where not.
+void check_begins(View<const int64_t> begins, const Checked& bytes, size_t size);
+
 // Returns the bytes of a row.
 size_t check_ids(const Rows& rows, View<const int32_t> ids, size_t columns);
 
