@@ -90,7 +90,7 @@ class PageFetch:
         """
         assert self._read is None
         size, slots = self._pool.shape.tokens, np.split(self._slots, self._bounds)
-        runs, ends, count = [], [], 0
+        of_heads = []
         for head, blocks in enumerate(self._blocks):
             if tokens is None:
                 firsts = blocks * size
@@ -98,10 +98,8 @@ class PageFetch:
             else:
                 firsts, counts = joined(tokens[head], size)
             places = slots[head][np.searchsorted(blocks, firsts // size)]
-            runs.append(token_runs(self._pool.shape, places, firsts % size, counts))
-            count += len(firsts)
-            ends.append(count)
-        return np.concatenate(runs), np.array(ends, np.int32)
+            of_heads.append(token_runs(self._pool.shape, places, firsts % size, counts))
+        return together(of_heads)
 
     def release(self) -> None:
         """The pages may leave again. A read under way is waited for, and dropped."""
@@ -136,6 +134,12 @@ def token_runs(
     """Runs [n, 3] of so many tokens of pages in `places`, from their `firsts` on."""
     keys = places * shape.page_bytes + firsts * shape.row_bytes
     return np.stack([keys, keys + shape.part_bytes, counts], axis=1)
+
+
+def together(of_heads: Sequence[NDArray[np.int64]]) -> Runs:
+    """The runs of all heads, from those of each."""
+    ends = np.cumsum([len(runs) for runs in of_heads], dtype=np.int32)
+    return np.concatenate(of_heads), ends
 
 
 def joined(tokens: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from flashllm import core
 from flashllm.errors import ReadFailed
 from flashllm.kv_cache.layout import PageShape
-from flashllm.kv_cache.page_fetch import PageFetch, Runs, joined, token_runs
+from flashllm.kv_cache.page_fetch import PageFetch, Runs, joined, together, token_runs
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.kv_cache.page_staging import Slots, StagedHeads
 from flashllm.kv_cache.protocol import ChooseByScores, KeysValues, SeesEverything
@@ -226,17 +226,15 @@ class PagedKvCache(SeesEverything):
                 scores = self._page_scores(slots, query[0, heads].numpy(), self.length + 1)
                 chosen = choose(head, np.float32(scale) * scores)
                 tokens = np.append(chosen, self.length).astype(np.int64)
-                firsts, counts = joined(tokens, self._shape.tokens)
-                blocks = firsts // self._shape.tokens
+                blocks = tokens // self._shape.tokens
                 wanted = np.zeros(len(slots), np.bool_)
                 wanted[blocks] = missing[blocks]
                 values = self.pool.staging.read_part(pages[head], slots, 1, 0, wanted)
                 if values is not None:
                     self._file.wait(values)
-                runs = token_runs(self._shape, slots[blocks], firsts % self._shape.tokens, counts)
+                runs = together([self._token_runs(slots, tokens)])
                 own = None if sinks is None else sinks[heads]
-                ends = np.array([len(runs)], np.int32)
-                out[:, heads] = self._attend((runs, ends), query[:, heads], 0, scale, own)
+                out[:, heads] = self._attend(runs, query[:, heads], 0, scale, own)
         except ReadFailed:
             self.is_damaged = True
             raise
@@ -300,17 +298,22 @@ class PagedKvCache(SeesEverything):
         slots[~is_wanted & (slots < 0)] = 0  # any place will do: nobody looks there
         out = torch.empty(query.shape)
         for part in self.pool.staging.parts(pages, slots):
-            runs, ends, count = [], [], 0
-            for places, own in zip(part.places, tokens[part.first : part.end], strict=True):
-                firsts, counts = joined(own, size)
-                runs.append(token_runs(self._shape, places[firsts // size], firsts % size, counts))
-                count += len(firsts)
-                ends.append(count)
-            both = np.concatenate(runs), np.array(ends, np.int32)
+            runs = together(
+                [
+                    self._token_runs(places, own)
+                    for places, own in zip(part.places, tokens[part.first : part.end], strict=True)
+                ]
+            )
             heads = slice(part.first * self._sharing, part.end * self._sharing)
             own_sinks = None if sinks is None else sinks[heads]
-            out[:, heads] = self._attend(both, query[:, heads], 0, scale, own_sinks)
+            out[:, heads] = self._attend(runs, query[:, heads], 0, scale, own_sinks)
         return out
+
+    def _token_runs(self, places: Slots, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Runs [n, 3] of ascending tokens of a head, whose page n lies in places[n]."""
+        size = self._shape.tokens
+        firsts, counts = joined(tokens, size)
+        return token_runs(self._shape, places[firsts // size], firsts % size, counts)
 
     def scores(
         self, layer: int, kv_head: int, queries: NDArray[np.float32], end: int
