@@ -18,10 +18,12 @@ from flashllm.kv_cache.dram import KvCache
 from flashllm.model.attention import Attention, Span
 from flashllm.model.decoder import Decoder
 from flashllm.model.encoded_rows import TORCH_DTYPES
-from flashllm.model.linear import Linear
+from flashllm.model.linear import Linear, Norm
 from flashllm.model.products import Products
+from flashllm.model.rope import Positions
 from flashllm.options import KV_DTYPES, KvDType
 from flashllm.planning.plan import Plan
+from flashllm.spec import Rope
 from tests.support.specs import SPEC
 
 SHAPE = dataclasses.replace(
@@ -112,7 +114,9 @@ def test_attention_is_that_of_torch(dtype: KvDType) -> None:
 def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
     """Bit for bit."""
     generator = torch.Generator().manual_seed(4)
-    products = Products(SHAPE, core.Kernels(), 64)
+    kernels = core.Kernels()
+    products, positions = Products(SHAPE, kernels, 64), Positions(Rope(dims=40, theta=1e4))
+    norm = Norm("rms", 1e-6, np.linspace(0.5, 2, 80, dtype=np.float32), None, kernels)
 
     def linear(outputs: int) -> Linear:
         weight = torch.randn(outputs, 960, generator=generator) / 31
@@ -121,8 +125,8 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
 
     query, key, value, output = (linear(width) for width in (960, 480, 480, 960))
     attention = Attention(
-        query, key, value, output, query_norm=None, key_norm=None, norm_whole=False,
-        head_dim=80, scale=80**-0.5, window=window, rotated=True, sinks=None,
+        query, key, value, output, query_norm=norm, key_norm=norm, norm_whole=False,
+        head_dim=80, scale=80**-0.5, window=window, rotated=True, kernels=kernels, sinks=None,
     )  # fmt: skip
     x = torch.randn(40, 960, generator=generator)
     found = []
@@ -130,7 +134,8 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
         cache, parts = cache_of(dtype), []
         for step in steps:
             own = x[cache.length : cache.length + step]
-            parts.append(attention(own, 0, [Span(cache, step)], None))
+            span = Span(cache, step)
+            parts.append(attention(own, 0, [span], positions.at([span.positions]).everywhere))
             cache.length += step
         found.append(torch.cat(parts))
     assert torch.equal(found[1], found[0])
