@@ -42,7 +42,7 @@ size_t head_row_bytes(const HeadRows& rows) {
 
 }  // namespace
 
-void softmax(float* scores, size_t count, const float* sink) {
+FLASH_WIDE void softmax(float* scores, size_t count, const float* sink) {
   float most = sink != nullptr ? *sink : scores[0];
   for (size_t i = 0; i < count; ++i) most = scores[i] > most ? scores[i] : most;
   for (size_t i = 0; i < count; ++i) scores[i] -= most;

@@ -10,7 +10,7 @@ namespace flash_core {
 
 namespace {
 
-constexpr std::chrono::microseconds kSpin(50);
+constexpr std::chrono::microseconds kSpin(200);
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)

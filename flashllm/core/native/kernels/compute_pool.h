@@ -2,9 +2,10 @@
 //
 // Threads take part after part until there are none, so that one whose processor is taken away
 // holds up nobody by more than the part it is in; one that never came is not waited for.
-// They spin for at most 50 microseconds after a job, since the next one of the same layer follows
-// at once, and then sleep. Not a goal: queues, priorities, jobs that throw.
-// Threads: one caller at a time. In a child of fork() the caller does every part by itself.
+// They spin for at most 200 microseconds after a job, since the next one of the same layer follows
+// soon, and then sleep: a processor that is idle takes as long to wake in a virtual machine. Not a
+// goal: queues, priorities, jobs that throw. Threads: one caller at a time. In a child of fork()
+// the caller does every part by itself.
 #pragma once
 
 #include <sys/types.h>

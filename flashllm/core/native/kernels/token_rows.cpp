@@ -69,7 +69,8 @@ void turn(const float* cos, const float* sin, size_t pairs, float* head) {
 
 constexpr size_t kGatesAtOnce = 256;
 
-void gate_row(const GateRows& task, const float* gate, const float* up, size_t count, float* out) {
+FLASH_WIDE void gate_row(const GateRows& task, const float* gate, const float* up, size_t count,
+                         float* out) {
   const float limit = task.limit;
   std::array<float, kGatesAtOnce> shares;
   for (size_t i = 0; i < count; ++i) {
