@@ -12,8 +12,8 @@
 namespace flash_core {
 
 // A function that is compiled for wider vectors too, and taken where the processor has them. No
-// bit depends on that: nothing is contracted, and no sum is vectorised. Sanitizers start before
-// such functions are chosen.
+// bit depends on that: nothing is contracted, and the lanes of sums are written out. Sanitizers
+// start before such functions are chosen.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
     defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FLASH_WIDE __attribute__((target_clones("default", "avx2", "avx512f")))
