@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 
 from benchmarks.own_command import ended, remark
+from flashllm.batch.journal import journal_path
 from flashllm.cli.commands.batch import EXIT_ROW_ERRORS
 from flashllm.cli.shared.flags import argument
 from flashllm.errors import BenchmarkInvalid
@@ -185,7 +186,7 @@ def answered(
 
 def remove(out: Path) -> None:
     """What an earlier run has written."""
-    for path in (out, out.with_name(out.name + ".partial")):
+    for path in (out, journal_path(out)):
         path.unlink(missing_ok=True)
 
 
@@ -262,9 +263,12 @@ def killed(
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
                 count["kills"] += 1
-                count["kills_amid_rows"] += bool(out.exists() and out.stat().st_size)
+                has_answers = bool(out.exists() and out.stat().st_size)
+                if has_answers and not journal_path(out).exists():
+                    break  # it was done, and had only to end
+                count["kills_amid_rows"] += has_answers
                 flags = random.choice(KILLED)
-        if process.returncode not in EXIT_CODES:
+        if process.returncode not in (*EXIT_CODES, -signal.SIGKILL):
             last = (said.strip().splitlines() or ["no message"])[-1]
             raise BenchmarkInvalid(
                 f"after {count['kills']} kills: exit code {process.returncode}: {last}"
