@@ -578,7 +578,7 @@ def _make_pool(
     """The pool that the plan describes: pinned bundles where every token needs all, else slots."""
     stride, bundles = store.header.stride, plan.prefill.bundles
     block_bytes = bundles * stride
-    stream = BlockStream(store, block_bytes, plan.own_blocks, clock, kernels, plan.scattered_share)
+    stream = BlockStream(store, block_bytes, plan.own_blocks, clock, kernels)
     device: DeviceSlots | None = None
     if memory is not None and plan.device is not None and plan.device.slot_layers:
         placed = plan.device

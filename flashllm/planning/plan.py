@@ -211,8 +211,6 @@ class Plan:
     needs, more of them read the layer. 0 where each needs all."""
     warm_union_tokens: int = 0
     """The same of a prompt where slots are full, of which more tokens miss less."""
-    scattered_share: float = 1.0
-    """The rate of reads of bundles here and there, as a share of that of reads in order."""
     device: DevicePlan | None = None
     """What lies on a device, where there is one. `split` is of DRAM alone, `slots_per_layer` of
     both."""
@@ -347,7 +345,6 @@ def make_plan(
         arithmetic=arithmetic_of(options),
         union_tokens=union_tokens,
         warm_union_tokens=warm_union_tokens,
-        scattered_share=scattered,
     )
     request = _device_request(spec, sizes.stride, options)
     return plan if request is None else _with_device(plan, request, request.place())

@@ -82,11 +82,6 @@ class Block:
         return place.reshape(-1, self.stride)
 
 
-_WORTH_WHOLE = 2.0
-"""A block is read whole, with what is held of it, where so many times as long would be spent on its
-missing bundles: each run of them takes what one of them does."""
-
-
 class Held(Protocol):
     """Bundles that are in DRAM, of which the stream asks before it reads."""
 
@@ -149,9 +144,8 @@ class BlockStream:
     """Reads layers from a bundle to their end, as far ahead as its ring of blocks allows.
 
     Reading ahead continues into the layers announced by `expect`, so that the device is busy while
-    attention is computed. Of a block that is `held` in part only the rest is read, unless that lies
-    in so many pieces that the whole comes much sooner; what is held is copied beside it at once,
-    since it may be evicted before its turn. A block that may stay is read
+    attention is computed. Of a block that is `held` in part only the rest is read: what is held is
+    copied beside it at once, since it may be evicted before its turn. A block that may stay is read
     to where it will be held. One caller at a time.
     """
 
@@ -162,19 +156,16 @@ class BlockStream:
         depth: int,
         clock: PartClock,
         kernels: core.Kernels,
-        scattered_share: float = 1.0,
     ) -> None:
         """A block of `block_bytes` holds whole bundles; `depth` blocks have memory of their own.
 
-        `kernels` copy what is held in part. Bundles here and there are read at `scattered_share` of
-        the rate of reads in order.
+        `kernels` copy what is held in part.
         """
         assert block_bytes % store.header.stride == 0
         self._store = store
         self.block_bytes = block_bytes
         self._bundles = block_bytes // store.header.stride
         self._clock = clock
-        self._scattered_share = scattered_share
         self._n_bundles = store.header.bundles_per_layer
         self._stride = store.header.stride
         self._depth = depth
@@ -334,11 +325,7 @@ class BlockStream:
         positions = self._positions(layer, first)
         if positions is None:
             return [store.submit_span(layer, first, self._count(first), room.buffer, room.place)]
-        is_missing = positions < 0
-        missing = np.flatnonzero(is_missing).astype(np.int32)
-        runs = int(np.count_nonzero(is_missing[1:] & ~is_missing[:-1])) + int(is_missing[0])
-        if runs > _WORTH_WHOLE * self._scattered_share * len(positions):
-            return [store.submit_span(layer, first, len(positions), room.buffer, room.place)]
+        missing = np.flatnonzero(positions < 0).astype(np.int32)
         tickets: list[int] = []
         if len(missing):
             places = room.place + missing.astype(np.int64) * stride

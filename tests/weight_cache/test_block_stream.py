@@ -66,10 +66,9 @@ class FakeStore:
                 raise ReadFailed(f"{begun}")
 
 
-def stream(depth: int, scattered_share: float = 1.0) -> tuple[BlockStream, FakeStore]:
+def stream(depth: int) -> tuple[BlockStream, FakeStore]:
     store: Any = FakeStore()
-    ring = BlockStream(store, BLOCK * STRIDE, depth, PartClock(), core.Kernels(1), scattered_share)
-    return ring, store
+    return BlockStream(store, BLOCK * STRIDE, depth, PartClock(), core.Kernels(1)), store
 
 
 def take(ring: BlockStream, layer: int, first: int = 0) -> list[tuple[int, int]]:
@@ -221,18 +220,6 @@ def test_what_is_held_is_not_read(depth: int, stays: bool) -> None:
         *whole, *rest, (1, 96), *[(2, first) for _, first in whole], *rest, (1, 96),
     ]  # fmt: skip
     assert not store.under_way
-
-
-def test_what_is_missing_in_many_pieces_comes_with_what_is_held_between() -> None:
-    """Each takes as long as 16 bundles in order: six take more than twice as long as the whole."""
-    ring, store = stream(3, scattered_share=1 / 16)
-    # Four pieces missing, one of them at the beginning; six; and one bundle of the next.
-    held = {*range(2, 23, 7), *range(32, 64, 6), *range(65, 96)}
-    ring.held = FakeHeld(sorted(held), False)
-    ring.expect([(1, 0)])
-    assert take(ring, 1) == [(1, number) for number in range(BUNDLES)]
-    first = [(1, number) for number in range(32) if number not in held]
-    assert store.submitted == [*first, (1, 32), (1, 64), (1, 96)]
 
 
 @pytest.mark.parametrize(("stays", "moves"), [(False, True), (True, False)])
