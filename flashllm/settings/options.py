@@ -328,8 +328,8 @@ MODEL_OPTIONS = (
         parse_device,
         "none",
         "where weights, keys and values lie as far as --device-memory allows, and are multiplied:"
-        " cuda, cuda:N, mps, cpu-torch (torch on the CPU, to try it) or none, the default; not"
-        " tested on a GPU",
+        " cuda, cuda:N, mps (never tested), cpu-torch (torch on the CPU, to try it) or none, the"
+        " default",
         "NAME",
     ),
     Option(
