@@ -220,7 +220,8 @@ def kill_worker(process: subprocess.Popen[str], out: Path) -> int:
         if out.exists() and out.stat().st_size:
             for child in psutil.Process(process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    if child.name().startswith("ray::") and "IDLE" not in child.name():
+                    # Others whose names begin with ray:: are agents; the node ends with them.
+                    if child.name().startswith("ray::RayWorker"):
                         child.kill()
                         return child.pid
         time.sleep(0.02)
