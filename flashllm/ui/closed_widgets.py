@@ -50,6 +50,8 @@ def collect_closed_widgets() -> None:
 UNCOLLECTED_BLOCKS = 25_000
 """Of Python's allocator, 2 MiB or so, that may be there more than after the last collection. A page
 leaves 10 to 40 thousand when it is closed, an answer 5 to 50."""
+UNCOLLECTED_BLOCKS_BELOW_PAGE = 5_000
+"""As many may be there when a page is opened, of which each makes 10 to 40 thousand."""
 YOUNG, FULL = 1, 2
 """Generations of the collector: the first one, with 7,000 objects more than before, and all."""
 
@@ -72,7 +74,12 @@ class GarbageWatch:
     @property
     def is_due(self) -> bool:
         """Whether there is much more than after the last collection."""
-        return sys.getallocatedblocks() > self._blocks + UNCOLLECTED_BLOCKS
+        return self._exceeds(UNCOLLECTED_BLOCKS)
+
+    def make_room_for_page(self) -> None:
+        """Collects what is there at once, before a page comes on top of it."""
+        if self._exceeds(UNCOLLECTED_BLOCKS_BELOW_PAGE):
+            self._collect()
 
     def start(self, loop: AbstractEventLoop) -> None:
         """From now on `collect` is called in `loop`."""
@@ -84,6 +91,9 @@ class GarbageWatch:
         if self._loop is not None:
             self._loop = None
             gc.callbacks.remove(self._look)
+
+    def _exceeds(self, blocks: int) -> bool:
+        return sys.getallocatedblocks() > self._blocks + blocks
 
     def _look(self, phase: str, found: Mapping[str, Any]) -> None:
         # In whichever thread makes objects, and in the midst of anything: only a note is left.

@@ -28,7 +28,7 @@ from flashllm.ui.app import ChatApp
 from flashllm.ui.chat import answering
 from flashllm.ui.closed_widgets import GarbageWatch, forget_closed_widgets
 from flashllm.ui.run import FULL_COLLECTION_EVERY
-from flashllm.ui.transcript.transcript import MOUNTED_AT_ONCE, Transcript
+from flashllm.ui.transcript.transcript import FAR_LEAST, MOUNTED_AT_ONCE, Transcript
 from flashllm.ui.transcript.turn import Question
 from tests.support.chat_pilot import ask, make_app, ready, screen_text
 from tests.support.fake_engine import FakeModel, FakeTokenizer
@@ -38,7 +38,7 @@ TURNS = 60
 SETTLED = 25
 """By then there are as many widgets as there will be."""
 SIZE = (80, 16)
-MOUNTED_MAX = 2 * MOUNTED_AT_ONCE
+MOUNTED_MAX = 2 * MOUNTED_AT_ONCE + FAR_LEAST
 OBJECTS_PER_TURN = 300
 """Most of them are cached lines of the screen; one widget has as many."""
 CACHED_MORE_MAX = 50
@@ -173,6 +173,23 @@ def collected_when_told() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
+@pytest.mark.usefixtures("no_garbage_by_itself")
+async def test_what_is_gone_goes_before_a_page_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "QUIET_SECONDS", WAIT_SECONDS)
+    async with make_app(FakeModel(["x"])).run_test(size=(80, 30)) as pilot:
+        app = await ready(pilot)
+        for _ in range(2):
+            await pilot.press("f1")
+            await until(pilot, lambda: len(app.screen_stack) == 2)
+            page = weakref.ref(app.screen)
+            await pilot.press("escape")
+            await until(pilot, lambda: len(app.screen_stack) == 1)
+        assert page() is not None, "nobody was quiet"
+        await pilot.press("f1")
+        await until(pilot, lambda: len(app.screen_stack) == 2)
+        assert page() is None
+
+
 @pytest.mark.usefixtures("collected_when_told")
 async def test_pages_do_not_wait_for_a_quiet_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is quiet here, nor is anything answered; still only the last pages take memory."""
@@ -236,7 +253,7 @@ async def test_old_turns_come_back_where_the_reader_scrolls_to_them() -> None:
             await _settle(pilot)
             seen |= _questions(app)
             assert consecutive(mounted(app))
-            assert len(mounted(app)) <= MOUNTED_MAX + MOUNTED_AT_ONCE
+            assert len(mounted(app)) <= MOUNTED_MAX + 2 * MOUNTED_AT_ONCE
             assert above - max(_questions(app)) <= 6, "a page is no more"
             if 1 in seen:
                 break

@@ -19,7 +19,7 @@ from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.message import Message
-from textual.screen import Screen
+from textual.screen import Screen, ScreenResultType
 
 from flashllm.conversations.tree import BROKEN_OFF, Conversation
 from flashllm.errors import EngineLost, FlashllmError, UsageError
@@ -78,6 +78,7 @@ from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
+    from textual.screen import ScreenResultCallbackType
     from textual.widgets import Markdown
 
     from flashllm.engine.protocol import Engine
@@ -595,7 +596,7 @@ class ChatScreen(Screen[None]):
             "The temperature is 0, so the same text would come again. Draw another answer at "
             f"temperature {DRAW_TEMPERATURE:g}? (/set temp {DRAW_TEMPERATURE:g} draws all of them.)"
         )
-        self.app.push_screen(ConfirmScreen(question), draw)
+        self._open_page(ConfirmScreen(question), draw)
 
     @on(messages.DeleteAsked)
     def ask_to_delete(self, event: messages.DeleteAsked) -> None:
@@ -606,7 +607,7 @@ class ChatScreen(Screen[None]):
             if yes:
                 await self.turns.delete(event.turn_id)
 
-        self.app.push_screen(ConfirmScreen(event.question), delete)
+        self._open_page(ConfirmScreen(event.question), delete)
 
     @on(TurnView.Chosen)
     def choose_turn(self, event: TurnView.Chosen) -> None:
@@ -857,7 +858,7 @@ class ChatScreen(Screen[None]):
         if numbers:
             from flashllm.ui.screens.token_details import TokenView
 
-            self.app.push_screen(TokenView(numbers))
+            self._open_page(TokenView(numbers))
         else:
             words = "numbers are kept of the answers of this run only"
             self.show_hint(f"{words}, while their conversation is open")
@@ -927,9 +928,7 @@ class ChatScreen(Screen[None]):
                 self.answer_settings.apply(values)
                 self.show_hint("the next answer is made with these settings")
 
-        self.app.push_screen(
-            SettingsScreen(self.answer_settings.values, self._themes(), first), take
-        )
+        self._open_page(SettingsScreen(self.answer_settings.values, self._themes(), first), take)
 
     # Actions: conversations
 
@@ -955,7 +954,7 @@ class ChatScreen(Screen[None]):
                 self.run_worker(self._take_session(choice), exit_on_error=False)
 
         page = SessionsScreen(self.kept.open_store, self.session_id, began=self.saving.began)
-        self.app.push_screen(page, take)
+        self._open_page(page, take)
 
     async def _take_session(self, choice: SessionChoice) -> None:
         try:
@@ -980,7 +979,7 @@ class ChatScreen(Screen[None]):
         from flashllm.ui.screens.models import ModelPicker
 
         picker = ModelPicker(self.library(), self.choice, self.conversions)
-        self.app.push_screen(picker, self.take_model)
+        self._open_page(picker, self.take_model)
 
     def action_convert(self, source: str = "", destination: str = "") -> None:
         """Makes a converted model of a checkpoint."""
@@ -993,7 +992,7 @@ class ChatScreen(Screen[None]):
             self.take_model(None if made is None else ModelChoice(made, shown_name(made)))
 
         page = ConvertScreen(self.conversions, self.library(), source, destination)
-        self.app.push_screen(page, opened)
+        self._open_page(page, opened)
 
     def action_io_panel(self) -> None:
         """Shows or hides where the time and the bytes go."""
@@ -1015,20 +1014,28 @@ class ChatScreen(Screen[None]):
         """Shows the program's log."""
         from flashllm.ui.screens.log import LogScreen
 
-        self.app.push_screen(LogScreen(self.log_file))
+        self._open_page(LogScreen(self.log_file))
 
     def action_help(self) -> None:
         """Shows the page of help."""
         from flashllm.ui.screens.help import HelpScreen
 
-        self.app.push_screen(HelpScreen(self.keymap))
+        self._open_page(HelpScreen(self.keymap))
 
     def action_palette(self) -> None:
         """Shows every command."""
         from flashllm.ui.chat.palette import CommandPaletteProvider, Palette
 
         words = "What to do? Type to search"
-        self.app.push_screen(Palette([CommandPaletteProvider], placeholder=words))
+        self._open_page(Palette([CommandPaletteProvider], placeholder=words))
+
+    def _open_page(
+        self,
+        page: Screen[ScreenResultType],
+        take: ScreenResultCallbackType[ScreenResultType] | None = None,
+    ) -> None:
+        self.answering.garbage.make_room_for_page()
+        self.app.push_screen(page, take)
 
     def _post(self, message: Message) -> None:
         with contextlib.suppress(RuntimeError):  # the application has gone

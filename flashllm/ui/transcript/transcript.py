@@ -19,11 +19,11 @@ from flashllm.ui.widgets.single_layout import SingleLayout
 if TYPE_CHECKING:
     from flashllm.ui.transcript.markdown import AnswerMarkdown
 
-MOUNTED_AT_ONCE = 20
+MOUNTED_AT_ONCE = 12
 """Turns of a long conversation that are made into widgets: the last ones, others on demand."""
 FAR_SCREENS = 2
 """So many screens away from what is seen, widgets may go: each takes some hundred kilobytes."""
-FAR_LEAST = 8
+FAR_LEAST = 4
 """Fewer widgets that are far away stay: each time that some go, the rest is laid out anew."""
 
 
