@@ -10,12 +10,15 @@ begins; or rows begin one after another, so that answers of all lengths are unde
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 DEFAULT_SCHEDULE: Schedule = "continuous"
 ROUNDS_OF_PLACES = 8
-"""New rows come into a block an eighth of its places at a time: waiting for more leaves places
-empty, and for fewer a layer is read more often."""
+"""Where prompts are readings of their own, new rows come into a block an eighth of its places at a
+time: waiting for more leaves places empty, and for fewer a layer is read more often."""
 
 
 class Admission(Protocol):
     """Decides before each step of a block."""
+
+    goes_beside: bool
+    """Whether rows that are going get their next tokens while prompts of others are read."""
 
     def rows(self, free: int, going: int) -> int:
         """How many rows may begin, with so many places free and so many rows going."""
@@ -24,9 +27,14 @@ class Admission(Protocol):
 class Continuous:
     """Rows that finish give their places to the next ones, some at a time."""
 
-    def __init__(self, places: int) -> None:
-        """`places` of the block."""
-        self._waited_for = max(places // ROUNDS_OF_PLACES, 1)
+    goes_beside = True
+
+    def __init__(self, places: int, *, waits: bool = True) -> None:
+        """`places` of the block; `waits` for an eighth of them to be free, or fills each at once.
+
+        At once is better where a step of the block reads layers whole and prompts go beside it.
+        """
+        self._waited_for = max(places // ROUNDS_OF_PLACES, 1) if waits else 1
 
     def rows(self, free: int, going: int) -> int:
         """All free places, once there are enough of them."""
@@ -35,6 +43,8 @@ class Continuous:
 
 class ZigZag:
     """A block to its end, then the next one: FlexGen's schedule (arXiv 2303.06865, section 4.1)."""
+
+    goes_beside = False
 
     def rows(self, free: int, going: int) -> int:
         """All places, once all are free."""
@@ -49,6 +59,8 @@ class Diagonal:
     Source: FlexGen's diagonal block schedule (arXiv 2303.06865, appendix A.2), which was proved
     better there and not built.
     """
+
+    goes_beside = True
 
     def __init__(self, places: int, steps: int) -> None:
         """`places` of the block, and the `steps` that an answer takes."""
@@ -66,10 +78,13 @@ class Diagonal:
         return count
 
 
-def admission_of(schedule: Schedule, places: int, steps: int) -> Admission:
-    """The admission of a schedule to a block of so many places; answers take some `steps`."""
+def admission_of(schedule: Schedule, places: int, steps: int, *, waits: bool = True) -> Admission:
+    """The admission of a schedule to a block of so many places; answers take some `steps`.
+
+    `waits` is for `Continuous`.
+    """
     if schedule == "zigzag":
         return ZigZag()
     if schedule == "diagonal":
         return Diagonal(places, steps)
-    return Continuous(places)
+    return Continuous(places, waits=waits)

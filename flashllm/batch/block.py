@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 _Going: TypeAlias = "tuple[EncodedRow, Context | None, Generation]"
 
 
+def waits_for_places(model: Model) -> bool:
+    """Whether prompts of new rows are readings of layers that a block's steps do without."""
+    plan = model.plan
+    return not model.decoder.answers_go_beside or plan.contexts <= plan.union_tokens
+
+
 class RowsInBlock:
     """As many rows at once as the model has contexts.
 
-    The prompts of rows that come into the block at the same time are read together.
+    The prompts of rows that come into the block at the same time are read together, and beside them
+    the other rows go on: their tokens then need no reading of weights, nor wait for it.
     """
 
     def __init__(
@@ -44,7 +51,10 @@ class RowsInBlock:
         self._is_stopped = is_stopped
         self._on_token = on_token
         others = [model.new_context() for _ in range(model.plan.contexts - 1)]
-        self._admission = admission or Continuous(model.plan.contexts)
+        self._admission = admission or Continuous(
+            model.plan.contexts, waits=waits_for_places(model)
+        )
+        self._goes_beside = self._admission.goes_beside and model.decoder.answers_go_beside
         self._free: list[Context | None] = [*others, None]
         """The next one is the last; None is the model's own."""
         self._going: list[_Going] = []
@@ -53,13 +63,16 @@ class RowsInBlock:
         """As `Schedule` has it."""
         waiting = iter(rows)
         while not self._is_stopped():
-            begins = self._admission.rows(len(self._free), len(self._going))
+            before = len(self._going)
+            begins = self._admission.rows(len(self._free), before)
             yield from self._fill(waiting, begins)
+            # Where prompts were read, those that were going have got their next tokens beside them.
+            went = self._goes_beside and 0 < before < len(self._going)
             if not self._going:
                 return
             self._note_tokens()
             yield from self._finished()
-            if self._going and not self._is_stopped():
+            if self._going and not went and not self._is_stopped():
                 first, *others = [generation for _, _, generation in self._going]
                 self._tell(first.next_of_each(others))
                 self._note_tokens()
@@ -89,10 +102,13 @@ class RowsInBlock:
     def _begin(self, taken: list[_Going]) -> Iterator[Finished]:
         """Reads the prompts of rows together; where that fails, of each by itself."""
         first, *others = [generation for _, _, generation in taken]
+        going = [generation for _, _, generation in self._going]
         try:
-            tokens = first.first_of_each(others)
-        except FlashllmError:  # of which row is found out below
-            tokens = []
+            tokens = first.first_of_each(others, going if self._goes_beside else None)
+        except FlashllmError:
+            if any(one.pending is None and one.finish_reason is None for one in going):
+                raise  # it was theirs
+            tokens = []  # of which row is found out below
         self._tell(tokens)
         if tokens:
             self._going += taken

@@ -6,7 +6,9 @@ behind it, answers that wait for those of earlier rows.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,9 @@ from flashllm.untrusted.strict_json import loads_strict
 
 VERSION = 1
 HEADER_BYTES_MAX = 1 << 20
+FINISHED_ATTRIBUTE = "user.flashllm.batch"
+"""Of a finished file of answers, where file systems have such attributes: the journal's header. A
+batch that was killed after its last answer is then found to be done, and nobody else's."""
 
 
 def journal_path(output: Path) -> Path:
@@ -87,6 +92,26 @@ def read_header(path: Path) -> Header | None:
             " rename or remove it, or name other answers"
         )
     return header
+
+
+def mark_finished(output: Path, header: Header) -> None:
+    """Notes on a file of answers of which batch it is, where that can be noted."""
+    with contextlib.suppress(AttributeError, OSError):  # not everywhere are there attributes
+        os.setxattr(output, FINISHED_ATTRIBUTE, header.line())
+
+
+def unmark_finished(output: Path) -> None:
+    """Removes that note."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.removexattr(output, FINISHED_ATTRIBUTE)
+
+
+def finished_header(output: Path) -> Header | None:
+    """What `mark_finished` noted; None where nothing was."""
+    try:
+        return _header_of(os.getxattr(output, FINISHED_ATTRIBUTE))
+    except (AttributeError, OSError):
+        return None
 
 
 def _header_of(raw: bytes) -> Header | None:

@@ -20,7 +20,15 @@ from flashllm.batch.answer_lines import KeptAnswer, read_answer
 from flashllm.batch.answer_order import AnswerOrder
 from flashllm.batch.appended_file import AppendedFile
 from flashllm.batch.input_rows import InputRows
-from flashllm.batch.journal import BatchKey, Header, journal_path, read_header
+from flashllm.batch.journal import (
+    BatchKey,
+    Header,
+    finished_header,
+    journal_path,
+    mark_finished,
+    read_header,
+    unmark_finished,
+)
 from flashllm.errors import CannotCreate, DestinationExists
 from flashllm.system.atomic_file import sync
 from flashllm.system.resumable_file import write_error, write_file
@@ -103,6 +111,8 @@ class FileOutput:
         self._journal_path = journal_path(path)
         self._journal: AppendedFile | None = None
         self._has_begun = False
+        self._is_finished = False
+        """Whether an earlier run of this batch wrote the last answer."""
         self._out, self._is_new = _open_locked(path)
         try:
             self._check_kind()
@@ -114,7 +124,11 @@ class FileOutput:
             )
             self._whole_bytes = (0, 0)
             """Bytes of whole lines, of the answers and of the journal."""
-            if header is not None:
+            if self._is_finished:
+                self._restore()
+                if not self.order.is_complete:
+                    raise self._exists()
+            elif header is not None:
                 self._whole_bytes = self._restore(), self._restore_held()
         except BaseException:
             self.__exit__()
@@ -122,12 +136,15 @@ class FileOutput:
 
     def begin(self) -> None:
         """Makes the file what it was before the last kill, or empty for a new batch; durably."""
+        if self._is_finished:
+            return
         if self._continues:
             answers_bytes, journal_bytes = self._whole_bytes
             self._out.cut(answers_bytes)
             self._open_journal().cut(journal_bytes)
             self.order.release()
         else:
+            unmark_finished(self.path)
             self._remove_journal()  # first: answers without it are nothing to go on with
             self._out.cut(0)
             write_file(self._journal_path, Header(self._key, self.created).line())
@@ -138,6 +155,7 @@ class FileOutput:
     def finish(self) -> None:
         """Makes the answers durable, and removes what told how to continue."""
         self._out.sync()
+        mark_finished(self.path, Header(self._key, self.created))
         self._remove_journal()
 
     def __enter__(self) -> Self:
@@ -166,12 +184,13 @@ class FileOutput:
         """The header of the batch that the file is of; None for a file to begin with."""
         header = read_header(self._journal_path)
         if header is None:
-            if self._out.nbytes:
-                raise DestinationExists(
-                    f"{self.path}: exists, and is no unfinished batch; name another file, or"
-                    " --overwrite it"
-                )
-            return None
+            if not self._out.nbytes:
+                return None
+            header = finished_header(self.path)
+            if header is None or self._key.differences(header.key):
+                raise self._exists()
+            self._is_finished = True
+            return header
         differences = self._key.differences(header.key)
         if not differences:
             return header
@@ -181,6 +200,11 @@ class FileOutput:
                 " Run it as before to go on, name another file, or --overwrite it"
             )
         return None  # nothing was answered yet
+
+    def _exists(self) -> DestinationExists:
+        return DestinationExists(
+            f"{self.path}: exists, and is no unfinished batch; name another file, or --overwrite it"
+        )
 
     def _restore(self) -> int:
         """Takes note of the answers that are there; returns the bytes that are whole."""

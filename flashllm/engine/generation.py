@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -268,17 +269,22 @@ class Generation:
 
         None before the prompt is read, and after the end.
         """
-        if self._sampled is None or self.is_over:
+        if self._sampled is None or self.finish_reason is not None or self.is_over:
             return None
         return self.context, self._sampled
 
-    def first_of_each(self, others: Sequence[Generation]) -> list[Token | None]:
+    def first_of_each(
+        self, others: Sequence[Generation], going: Sequence[Generation] | None = None
+    ) -> list[Token | None]:
         """The first token of this generation and of others, their prompts read together.
 
         As `next_of_each`, for those of which no token was asked for yet. Their `on_prefill` is not
-        called where several prompts are read at once.
+        called where several prompts are read at once. With `going`, further tokens of these and of
+        the others come beside the prompts, where the engine can do that: of a pipeline's it cannot.
+        They follow the first ones. After an error, those that were going can go on unless the error
+        was theirs.
         """
-        return self._of_each(others, together.first_of_each)
+        return self._of_each(others, functools.partial(together.first_of_each, going=going))
 
     def next_of_each(self, others: Sequence[Generation]) -> list[Token | None]:
         """A token of this generation and of others of the same model, each layer read once for all.
@@ -408,7 +414,7 @@ class Generation:
             return cost
         if seen is not None:
             cost = replace(cost, kv_tokens=seen.tokens, kv_seen=seen.fetched, kv_recall=seen.recall)
-        if self.context.length == self.prompt_tokens:
+        if not self.prefill.tokens:
             self.prefill = PrefillCost.of(cost, self.prompt_tokens, self.reused_tokens)
         else:
             self.costs.append(cost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -42,11 +42,16 @@ class Answering(Protocol[Token_co]):
 
 
 def first_of_each(
-    group: Sequence[Answering[Token_co]], decoder: Decoder, meter: Meter | NoMeter
+    group: Sequence[Answering[Token_co]],
+    decoder: Decoder,
+    meter: Meter | NoMeter,
+    going: Sequence[Answering[Token_co]] | None = None,
 ) -> list[Token_co | None]:
     """The first token of each, their prompts read together; within a step of the first one.
 
-    None where an answer ended without one. `meter` is of the first one.
+    None where an answer ended without one. `meter` is of the first one. With `going`, further
+    tokens of these and of the group's are computed beside the prompts, where the decoder can do
+    that, and follow in the list.
     """
     told: list[Token_co | None] = [None] * len(group)
     together: list[int] = []
@@ -58,11 +63,16 @@ def first_of_each(
             together.append(at)
         else:
             told[at] = each.step()
+    answering = None if going is None or not decoder.answers_go_beside else list(going)
     for wave in waves([group[at].prompt for at in together]):
         wanted = [together[number] for number in wave]
-        tokens = _read([group[at] for at in wanted], decoder, meter)
+        reading = [group[at] for at in wanted]
+        tokens, further = _read(reading, decoder, meter, answering)
         for at, token in zip(wanted, tokens, strict=True):
             told[at] = token
+        told += further
+        if answering is not None:
+            answering += reading
     return told
 
 
@@ -81,26 +91,54 @@ def next_of_each(
     group[0].begin_step()
     logits = decoder.decode_each(tokens, contexts)
     found = [group[at].sample(row) for at, row in zip(going, logits, strict=True)]
-    costs = meter.token().shared(len(going))
+    costs = meter.token().shared([1] * len(going))
     for at, (token, text), cost in zip(going, found, costs, strict=True):
         told[at] = group[at].tell(token, text, group[at].note(cost))
     return told
 
 
 def _read(
-    reading: Sequence[Answering[Token_co]], decoder: Decoder, meter: Meter | NoMeter
-) -> Iterator[Token_co | None]:
+    reading: Sequence[Answering[Token_co]],
+    decoder: Decoder,
+    meter: Meter | NoMeter,
+    going: Sequence[Answering[Token_co]] | None,
+) -> tuple[list[Token_co | None], list[Token_co | None]]:
+    """Their first tokens; and what came of them and of those that were `going` meanwhile."""
     if not reading:
-        return
+        return [], []
     reading[0].begin_step()
     for each in reading:
         each.reused_tokens = each.reuse()
-    logits = decoder.prefill_each(
-        [each.prompt[each.reused_tokens :] for each in reading],
-        [each.context for each in reading],
-        [each.reused_tokens for each in reading],
-    )
-    found = [each.sample(row) for each, row in zip(reading, logits, strict=True)]
-    costs = meter.token().shared(len(reading))
-    for each, (token, text), cost in zip(reading, found, costs, strict=True):
-        yield each.tell(token, text, each.note(cost))
+    prompts = [each.prompt[each.reused_tokens :] for each in reading]
+    contexts, cached = [each.context for each in reading], [each.reused_tokens for each in reading]
+    first: dict[int, tuple[int, str]] = {}
+    beside: list[tuple[Answering[Token_co], tuple[int, str]]] = []
+    if going is None:
+        logits = decoder.prefill_each(prompts, contexts, cached)
+        first.update(enumerate(each.sample(row) for each, row in zip(reading, logits, strict=True)))
+    else:
+        answers, passing = list(going), list[Answering[Token_co]]()
+
+        def next_tokens(most: int) -> list[tuple[Context, int]]:
+            pending = [(each, one) for each in answers if (one := each.pending) is not None][:most]
+            passing[:] = [each for each, _ in pending]
+            return [one for _, one in pending]
+
+        for ended, logits in decoder.prefill_beside(prompts, contexts, cached, next_tokens):
+            first.update((at, reading[at].sample(next(logits))) for at in ended)
+            try:
+                found = [each.sample(row) for each, row in zip(passing, logits, strict=True)]
+            except BaseException:
+                for each in passing:  # of some the token is appended, and none is sampled
+                    each.end(is_cancelled=False)
+                raise
+            beside += zip(passing, found, strict=True)
+            answers += [reading[at] for at in ended]
+    weights = [*map(len, prompts), *(1 for _ in beside)]
+    costs = meter.token().shared(weights)
+    read = [each.tell(*first[at], each.note(costs[at])) for at, each in enumerate(reading)]
+    further = [
+        each.tell(*found, each.note(cost))
+        for (each, found), cost in zip(beside, costs[len(reading) :], strict=True)
+    ]
+    return read, further

@@ -68,6 +68,5 @@ class BlockSchedule:
     def _compute(self, layer: int, is_few: bool, inputs: LayerInputs) -> Tensor:
         if is_few:
             return self._feed_forward.needed(layer, inputs)
-        selects = self._feed_forward.selector is not None
         keep_tokens = min(self._seed_tokens, len(inputs.ffn))
-        return self._feed_forward.dense(layer, inputs, keep_tokens, selects=selects)
+        return self._feed_forward.dense(layer, inputs, keep_tokens, selected_from=0)

@@ -39,7 +39,15 @@ from flashllm.model.neurons import Neurons
 from flashllm.model.prefetchers import prefetchers_for
 from flashllm.model.products import Products
 from flashllm.model.router import SelectRouted
-from flashllm.model.schedule import Mode, Pass, Progress, PromptSchedule, TokenSchedule
+from flashllm.model.schedule import (
+    Beside,
+    Mode,
+    Pass,
+    Progress,
+    PromptSchedule,
+    PromptsPass,
+    TokenSchedule,
+)
 from flashllm.model.stage_link import StageLink
 from flashllm.model.transformer import LayerObserver, Transformer
 from flashllm.options import KvDType, KvSelection
@@ -363,14 +371,46 @@ class Decoder:
         anything else is computed. The bits are those of a call of `prefill` for each; a layer that
         is read is read once for as many of their tokens as a chunk has.
         """
+        last: dict[int, Tensor] = {}
+        for done in self._passes(prompts, contexts, cached):
+            last.update(zip(done.ended, done.hidden, strict=True))
+        self._check_cancelled()
+        yield from self._logits_of_each(torch.stack([last[at] for at in range(len(prompts))]))
+
+    @property
+    def answers_go_beside(self) -> bool:
+        """Whether `prefill_beside` can be called: stages of a pipeline do not share passes out."""
+        return self._link is None
+
+    def prefill_beside(
+        self,
+        prompts: Sequence[Sequence[int]],
+        contexts: Sequence[Context],
+        cached: Sequence[int],
+        beside: Beside,
+    ) -> Iterator[tuple[tuple[int, ...], Iterator[NDArray[np.float32]]]]:
+        """As `prefill_each`, with tokens of answers in other contexts in each pass of the prompts.
+
+        `beside` is asked for them before each pass. Yields, after each, the prompts by number that
+        came to their end, and the logits [vocab] of these and then of the tokens beside them; they
+        are to be asked for before the next pass.
+        """
+        for done in self._passes(prompts, contexts, cached, beside):
+            yield done.ended, self._logits_of_each(done.hidden)
+
+    def _passes(
+        self,
+        prompts: Sequence[Sequence[int]],
+        contexts: Sequence[Context],
+        cached: Sequence[int],
+        beside: Beside | None = None,
+    ) -> Iterator[PromptsPass]:
         self.steps += 1
         for context, length in zip(contexts, cached, strict=True):
             self.truncate(length, context)
         self.release()
         how = Pass("needed" if self._prompt_is_selected else "dense")
-        hidden = self._prompts.run_each(contexts, prompts, how)
-        self._check_cancelled()
-        yield from self._logits_of_each(hidden)
+        return self._prompts.run_each(contexts, prompts, how, beside)
 
     def share_prefix(
         self, context: Context, ids: Sequence[int], *, reuse_answers: bool = True

@@ -82,18 +82,19 @@ class FeedForwardPrefill:
         inputs: LayerInputs,
         keep_tokens: int = 0,
         tap: Tap | None = None,
-        selects: bool = False,
+        selected_from: int | None = None,
     ) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]: all neurons, or those that are selected.
 
-        Of experts those that the router chooses. The layer is read whole. Bundles that the last
-        `keep_tokens` tokens used stay in the pool, and others where slots are free: those that most
-        tokens used, an even share of each block.
+        Where there is a selector, tokens from number `selected_from` on go through what it selects
+        for them; of experts, all through those that the router chooses. The layer is read whole.
+        Bundles that the last `keep_tokens` tokens used stay in the pool, and others where slots are
+        free: those that most tokens used, an even share of each block.
         """
         self._clock.switch("ffn")
         out = torch.zeros_like(inputs.ffn)
         margins: list[Tensor] | None = None if tap is None else []
-        tiles = self._tiles(layer, inputs, selects, margins)
+        tiles = self._tiles(layer, inputs, selected_from, margins)
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
             tails, uses = [], []
@@ -153,7 +154,7 @@ class FeedForwardPrefill:
         self,
         layer: int,
         inputs: LayerInputs,
-        selects: bool,
+        selected_from: int | None,
         margins: list[Tensor] | None,
     ) -> TileSums:
         """What adds a layer, read whole, to the outputs of these tokens."""
@@ -162,10 +163,17 @@ class FeedForwardPrefill:
             return self._expert_tiles(self._experts, layer, inputs)
         weights, x = self._weights[layer], inputs.ffn
         gate = None if weights.gate is None else weights.gate(x)
-        if not selects:
+        if self.selector is None or selected_from is None:
             return NeuronTiles(self._spec, weights, self._products, x, gate, None, margins)
-        active = self._select_each(layer, inputs, gate)
-        wanted = WantedStrips(active, len(x), self._spec.bundles_per_layer)
+        wanted: Wanted = WantedStrips(
+            self._select_each(
+                layer, inputs.after(selected_from), None if gate is None else gate[selected_from:]
+            ),
+            len(x) - selected_from,
+            self._spec.bundles_per_layer,
+        )
+        if selected_from:
+            wanted = functools.partial(_wanted_after, selected_from, wanted)
         return self._tiles_of(layer, x, gate, wanted, margins)
 
     def _tiles_of(
@@ -309,6 +317,11 @@ def _columns_of(wanted: NDArray[np.bool_], tile: Block) -> NDArray[np.bool_]:
     """Which bundles of a tile a token wants, of all of its layer: [tokens, bundles]."""
     found: NDArray[np.bool_] = wanted[:, tile.columns]
     return found
+
+
+def _wanted_after(tokens: int, wanted: Wanted, tile: Block) -> NDArray[np.bool_]:
+    """What tokens want that come behind `tokens` others, each of which wants all."""
+    return np.concatenate((np.ones((tokens, len(tile)), dtype=np.bool_), wanted(tile)))
 
 
 def _not_wanted(wanted: Wanted, tile: Block) -> NDArray[np.bool_]:

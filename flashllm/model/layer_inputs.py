@@ -27,6 +27,10 @@ class LayerInputs:
         """What is known before attention, for those who read nothing else."""
         return cls(block, block, block)
 
+    def after(self, first: int) -> LayerInputs:
+        """Of the tokens from number `first` on."""
+        return LayerInputs(self.ffn[first:], self.stream[first:], self.block[first:])
+
     def of(self, reads: Reads) -> Tensor:
         """The one that somebody reads."""
         inputs: dict[Reads, Tensor] = {"ffn": self.ffn, "stream": self.stream, "block": self.block}

@@ -48,6 +48,22 @@ class Pass:
     """Called after each layer with the share of the layers that is done."""
 
 
+Pending = tuple[Context, int]
+"""A context, and the token of an answer that is to be appended to it."""
+Beside = Callable[[int], Sequence[Pending]]
+"""Asked before each pass of prompts for at most so many tokens that go beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsPass:
+    """What came of tokens of several prompts that went through the layers together."""
+
+    ended: tuple[int, ...]
+    """The prompts, by number, of which the last token was among them."""
+    hidden: Tensor  # [ended + beside, d_model]
+    """Of the last token of each, then of those that went beside them, behind the last layer."""
+
+
 class TokenSchedule:
     """One token of an answer at a time, through the active neurons only."""
 
@@ -159,32 +175,48 @@ class PromptSchedule:
             start += len(chunk)
 
     def run_each(
-        self, contexts: Sequence[Context], prompts: Sequence[Sequence[int]], how: Pass
-    ) -> Tensor:
+        self,
+        contexts: Sequence[Context],
+        prompts: Sequence[Sequence[int]],
+        how: Pass,
+        beside: Beside | None = None,
+    ) -> Iterator[PromptsPass]:
         """Append a prompt to each of several contexts.
 
-        As many of their tokens as a chunk has go through the layers together. Hidden states
-        [contexts, d_model] of the last token of each.
+        As many of their tokens as a chunk has go through the layers together. Tokens of answers go
+        `beside` them, at most half as many, so that these need no reading of their own. Source of
+        that: Agrawal et al., arXiv 2308.16369, section 4.
         """
-        passes = list(_passes(prompts, contexts[0].chunk_tokens))
+        most = contexts[0].chunk_tokens
+        left = _Unread(prompts)
         self._pool.end_expecting()
         how = self._with_few(how)
         if how.mode == "dense":
-            layers = self._transformer.spec.bundled_layers
-            self._pool.expect(layer for _ in passes for layer in range(layers))
-        last: dict[int, Tensor] = {}
-        for number, pieces in enumerate(passes):
+            # Of each pass at most half is of answers.
+            self._pool.expect(self._layers_while(left, -(-left.tokens // (most - most // 2))))
+        while left.tokens > 0:
+            going = [] if beside is None else list(beside(most // 2))
+            pieces = left.take(most - len(going))
             chunk = [(contexts[at], list(prompts[at][start:end])) for at, start, end in pieces]
-            keep_tokens = 0
-            if number == len(passes) - 1:
+            keep_tokens = min(self._seed_tokens, len(going))
+            if not going and left.tokens == 0:
                 keep_tokens = min(self._seed_tokens, sum(len(ids) for _, ids in chunk))
-            x = self._chunk(chunk, dataclasses.replace(how, keep_tokens=keep_tokens))
-            first = 0
+            x = self._chunk(chunk, dataclasses.replace(how, keep_tokens=keep_tokens), going)
+            ended, rows, first = [], [], 0
             for at, start, end in pieces:
                 first += end - start
                 if end == len(prompts[at]):
-                    last[at] = x[first - 1].clone()  # the rest of `x` is not kept
-        return torch.stack([last[at] for at in range(len(prompts))])
+                    ended.append(at)
+                    rows.append(first - 1)
+            rows += range(first, first + len(going))
+            yield PromptsPass(tuple(ended), x[rows])  # a copy: the rest of `x` is not kept
+
+    def _layers_while(self, left: _Unread, passes: int) -> Iterator[int]:
+        """The layers, `passes` times at most, as long as something follows the pass under way."""
+        for _ in range(passes):
+            yield from range(self._transformer.spec.bundled_layers)
+            if left.tokens == 0:
+                return
 
     def _is_few(self, how: Pass, chunk: Sequence[int]) -> bool:
         return how.mode == "needed" and len(chunk) <= how.few_tokens
@@ -196,51 +228,80 @@ class PromptSchedule:
         return dataclasses.replace(how, few_tokens=few_tokens)
 
     @torch.inference_mode()
-    def _chunk(self, pieces: Sequence[tuple[Context, list[int]]], how: Pass) -> Tensor:
-        """Appends ids to each of several contexts; [tokens, d_model], piece after piece."""
+    def _chunk(
+        self,
+        pieces: Sequence[tuple[Context, list[int]]],
+        how: Pass,
+        going: Sequence[Pending] = (),
+    ) -> Tensor:
+        """Appends ids to each of several contexts, then a token to each of those that are `going`.
+
+        [tokens, d_model], piece after piece.
+        """
         torch.set_num_threads(self._threads)
         transformer = self._transformer
         spans = [Span(context.keys_values, len(own)) for context, own in pieces]
+        spans += [Span(context.keys_values, 1, is_decoded=True) for context, _ in going]
         ids = [token for _, own in pieces for token in own]
+        selected_from = 0 if how.mode == "needed" else len(ids) if going else None
+        ids += [token for _, token in going]
         x = transformer.embed(ids, spans)
         rotations = transformer.rotations(spans)
         for index in range(transformer.spec.n_layers):
             self._before_layer()
             bundled = index - transformer.spec.dense_layers
-            feed_forward = functools.partial(self._compute, bundled, how, self._is_few(how, ids))
+            feed_forward = functools.partial(
+                self._compute, bundled, how, selected_from, self._is_few(how, ids)
+            )
             x = transformer.block(index, x, rotations, spans, feed_forward)
             if how.passed is not None:
                 how.passed((index + 1) / transformer.spec.n_layers)
         for context, own in pieces:
             context.append_prefilled(own)
+        for context, token in going:
+            context.append_decoded(token)
         self._pool.advance(len(ids))
         return x
 
-    def _compute(self, index: int, how: Pass, is_few: bool, inputs: LayerInputs) -> Tensor:
+    def _compute(
+        self,
+        index: int,
+        how: Pass,
+        selected_from: int | None,
+        is_few: bool,
+        inputs: LayerInputs,
+    ) -> Tensor:
         if is_few:
             return self._feed_forward.needed(index, inputs)
         if how.mode in ("dense", "needed"):
-            selects = how.mode == "needed"
-            return self._feed_forward.dense(index, inputs, how.keep_tokens, how.tap, selects)
+            return self._feed_forward.dense(index, inputs, how.keep_tokens, how.tap, selected_from)
         return self._feed_forward.selected(index, inputs, how.mode == "oracle", how.chosen)
 
 
-def _passes(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Shares prompts out to passes of at most `most` tokens: (prompt, first, end), in order."""
-    pieces: list[tuple[int, int, int]] = []
-    room = most
-    for at, prompt in enumerate(prompts):
-        start = 0
-        while start < len(prompt):
-            end = min(start + room, len(prompt))
-            pieces.append((at, start, end))
-            room -= end - start
-            start = end
-            if room == 0:
-                yield pieces
-                pieces, room = [], most
-    if pieces:
-        yield pieces
+class _Unread:
+    """What is left of several prompts, to be taken in order."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+        self._lengths = [len(prompt) for prompt in prompts]
+        self._at = self._start = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return sum(self._lengths[self._at :]) - self._start
+
+    def take(self, most: int) -> list[tuple[int, int, int]]:
+        """At most so many tokens, as pieces: (prompt, first, end)."""
+        pieces: list[tuple[int, int, int]] = []
+        while most and self.tokens:
+            length = self._lengths[self._at]
+            end = min(self._start + most, length)
+            pieces.append((self._at, self._start, end))
+            most -= end - self._start
+            self._start = end
+            if end == length:
+                self._at, self._start = self._at + 1, 0
+        return pieces
 
 
 def _report(progress: Progress, start: int, tokens: int, total: int, share: float) -> None:

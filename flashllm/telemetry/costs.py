@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -71,27 +71,24 @@ class TokenCost:
         """Share of the keys and values that were seen."""
         return ratio(self.kv_seen, self.kv_tokens, empty=1.0)
 
-    def shared(self, count: int) -> list[TokenCost]:
-        """The cost of a step of `count` tokens as costs of each, whose sums are those of the step.
+    def shared(self, weights: Sequence[int]) -> list[TokenCost]:
+        """The cost of a step as costs of its parts by `weights`, whose sums are those of the step.
 
-        What cannot be divided evenly is the first one's.
+        What cannot be divided is the first one's.
         """
-        parts = [(name, divmod(ns, count)) for name, ns in self.parts_ns.items()]
-        reads = [divmod(n, count) for n in self.size_histogram]
+        counts = [getattr(self, name) for name in _SUMMED_COSTS]
+        numbers = [*counts, *self.parts_ns.values(), *self.size_histogram]
+        columns = [_divided(number, weights) for number in numbers]
+        first, second = len(counts), len(counts) + len(self.parts_ns)
         return [
             replace(
                 self,
-                **{name: sum_ // count + (sum_ % count) * (at == 0) for name, sum_ in self._sums()},
-                parts_ns={name: least + rest * (at == 0) for name, (least, rest) in parts},
-                size_histogram=tuple(least + rest * (at == 0) for least, rest in reads),
+                **dict(zip(_SUMMED_COSTS, row[:first], strict=True)),
+                parts_ns=dict(zip(self.parts_ns, row[first:second], strict=True)),
+                size_histogram=tuple(row[second:]),
             )
-            for at in range(count)
+            for row in zip(*columns, strict=True)
         ]
-
-    def _sums(self) -> Iterator[tuple[str, int]]:
-        """The numbers that are summed over tokens."""
-        for name in _SUMMED_COSTS:
-            yield name, getattr(self, name)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, derived ones included, under the stored names of `--json`.
@@ -134,6 +131,14 @@ class PrefillCost:
     def of(cls, cost: TokenCost, tokens: int, reused: int = 0) -> PrefillCost:
         """The cost of a prompt, from the cost of the first step."""
         return cls(tokens=tokens, wall_ns=cost.wall_ns, bytes_read=cost.bytes_read, reused=reused)
+
+
+def _divided(number: int, weights: Sequence[int]) -> list[int]:
+    """A number in whole parts by weights; the first one has the rest."""
+    whole = sum(weights)
+    parts = [number * weight // whole for weight in weights]
+    parts[0] += number - sum(parts)
+    return parts
 
 
 def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:

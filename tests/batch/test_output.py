@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flashllm.batch import journal
 from flashllm.batch import output as output_module
 from flashllm.batch.answer_lines import AnswerForm, read_answer
 from flashllm.batch.encoded_row import EncodedRow
@@ -255,10 +257,48 @@ def test_a_file_that_is_there_is_refused(tmp_path: Path, undisturbed: bytes) -> 
     (tmp_path / "answers.jsonl").unlink()
     run(tmp_path)
     with pytest.raises(DestinationExists, match="--overwrite it"):
-        run(tmp_path)
+        run(tmp_path, key=replace(KEY, model_hash="x"))
     assert answers(tmp_path) == undisturbed
     assert run(tmp_path, overwrite=True).answered == 3
     assert answers(tmp_path) == undisturbed
+
+
+def no_attributes(*_: object) -> None:
+    raise OSError(errno.ENOTSUP, "not here")
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_batch_that_is_done_is_done_again_at_once(
+    tmp_path: Path, undisturbed: bytes, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one is that was killed behind its last answer; where the file system can note that."""
+    write_rows(tmp_path)
+    if not noted:
+        monkeypatch.setattr(os, "setxattr", no_attributes, raising=False)
+    run(tmp_path)
+    if noted and not journal.finished_header(tmp_path / "answers.jsonl"):
+        pytest.skip("this file system has no attributes")
+    if noted:
+        summary = run(tmp_path)
+        assert (summary.rows, summary.resumed, summary.is_complete) == (5, 5, True)
+        assert answers(tmp_path) == undisturbed
+        assert "answers.jsonl.partial" not in names(tmp_path)
+        lines = undisturbed.splitlines(keepends=True)
+        (tmp_path / "answers.jsonl").write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(DestinationExists, match="is no unfinished batch"):
+        run(tmp_path)
+    assert "answers.jsonl.partial" not in names(tmp_path)
+
+
+def test_a_batch_anew_is_not_done_before_it_is(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    run(tmp_path)
+    with (
+        open_rows(str(tmp_path / "rows.jsonl")) as rows,
+        open_output(tmp_path, rows, overwrite=True) as output,
+    ):
+        output.begin()
+    assert journal.finished_header(tmp_path / "answers.jsonl") is None
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from flashllm.engine.loading import load_decoder
 from flashllm.flash.manifest import read_manifest
+from flashllm.kv_cache.context import Context
 from flashllm.model import neuron_slices
 from flashllm.model.decoder import Decoder
-from flashllm.options import POLICIES
+from flashllm.options import POLICIES, PromptNeurons
 from flashllm.planning import plan as planning
 from tests.parity.test_chunks import experts, gated
 from tests.support.smallthinker import SmallThinker
@@ -22,6 +23,8 @@ from tests.support.tiny import save_exact_predictors, sparse_opt, tiny
 
 PROMPTS = [[5, 17, 40], list(range(20, 60)), [8], [61, 33, 12, 9, 70, 11]]
 STEPS = 8
+LOSSY_THRESHOLD = 0.1
+"""Of the pre-activation, below which predictors leave neurons out that are not zero."""
 Logits = NDArray[np.float32]
 
 
@@ -35,20 +38,22 @@ def save(name: str, directory: Path) -> Path:
         model = tiny("glm4_moe", **sizes, intermediate_size=45, num_key_value_heads=2, head_dim=12)
         model.save_pretrained(source)
     else:
-        models = {"opt": sparse_opt, "gate": gated, "experts": experts}
+        models = {"opt": sparse_opt, "lossy": sparse_opt, "gate": gated, "experts": experts}
         models["all"] = lambda: gated(hidden_act="silu")
         made = models[name]()
         made.save_pretrained(source)
     options: dict[str, Any] = {"dtype": "int8" if name in ("gate", "dense layers") else "f16"}
-    if name == "opt":
+    if name in ("opt", "lossy"):
         options["predictors"] = directory / "predictors.safetensors"
-        save_exact_predictors(made, options["predictors"])
+        threshold = 0.0 if name == "opt" else LOSSY_THRESHOLD
+        save_exact_predictors(made, options["predictors"], threshold)
     convert(source, directory / "model", **options)
     return directory / "model"
 
 
 @pytest.fixture(
-    scope="module", params=["opt", "gate", "all", "experts", "early router", "dense layers"]
+    scope="module",
+    params=["opt", "lossy", "gate", "all", "experts", "early router", "dense layers"],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(request.param, tmp_path_factory.mktemp("blocks"))
@@ -157,3 +162,58 @@ def test_a_block_reads_once_what_several_need(tmp_path: Path) -> None:
 
         together = missed(lambda: list(decoder.decode_each([9] * 4, contexts)))
         assert 0 < together <= decoder.spec.n_layers * 3, "as many as one token needs"
+
+
+def beside(directory: Path, **options: Any) -> tuple[list[list[Logits]], list[int]]:
+    """Answers of which two are going while the prompts of two are read; tokens beside each pass."""
+    decoder, _, store = load_decoder(directory, contexts=4, **options)
+    with store:
+        contexts = [decoder.context, *(decoder.new_context() for _ in range(3))]
+        found: list[list[Logits]] = [[] for _ in PROMPTS]
+        for n in (0, 2):
+            found[n].append(decoder.prefill(PROMPTS[n], context=contexts[n]))
+        passing: list[int] = []
+        counts = []
+
+        def pending(numbers: list[int]) -> list[tuple[Context, int]]:
+            return [(contexts[n], int(np.argmax(found[n][-1]))) for n in numbers]
+
+        def going(most: int) -> list[tuple[Context, int]]:
+            passing[:] = [n for n in range(4) if 0 < len(found[n]) <= STEPS][:most]
+            counts.append(len(passing))
+            return pending(passing)
+
+        reading = [1, 3]
+        passes = decoder.prefill_beside(
+            [PROMPTS[n] for n in reading], [contexts[n] for n in reading], [0, 0], going
+        )
+        for ended, logits in passes:
+            for n in [*(reading[at] for at in ended), *passing]:
+                found[n].append(next(logits))
+        while left := [n for n in range(4) if len(found[n]) <= STEPS]:
+            tokens = [token for _, token in pending(left)]
+            logits = decoder.decode_each(tokens, [contexts[n] for n in left])
+            for n, own in zip(left, logits, strict=True):
+                found[n].append(own)
+        assert [context.length for context in contexts] == [len(ids) + STEPS for ids in PROMPTS]
+    return found, counts
+
+
+@pytest.mark.parametrize("prompt_neurons", ["exact", "selected"])
+def test_answers_beside_prompts_are_as_they_are_alone(
+    model: Path, prompt_neurons: PromptNeurons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of ten tokens, of which the 46 of two prompts take several."""
+    decoder, _, store = load_decoder(model, prompt_neurons=prompt_neurons)
+    with store:
+        expected = [alone(decoder, ids) for ids in PROMPTS]
+    for few in (True, False):
+        if not few:
+            monkeypatch.setattr(planning, "union_tokens_of", lambda *_: 1)
+        options = {"prompt_neurons": prompt_neurons, "chunk_tokens": 10, "least": True}
+        found, counts = beside(model, **options)
+        assert counts[:3] == [2, 2, 2]
+        assert max(counts) == 3, "one whose prompt has ended goes on beside the other"
+        for n, logits in enumerate(found):
+            for step, own in enumerate(logits):
+                assert np.array_equal(own, expected[n][step]), (few, n, step)

@@ -131,10 +131,11 @@ def save_opt_bin(model: OPTForCausalLM, directory: Path) -> Path:
     return directory
 
 
-def save_exact_predictors(model: OPTForCausalLM, path: Path) -> Path:
+def save_exact_predictors(model: OPTForCausalLM, path: Path, threshold: float = 0.0) -> Path:
     """Predictors of full rank that compute the pre-activation itself: they are never wrong.
 
-    The model's weights must be representable in f16, as the predictors' are.
+    Above a threshold of 0 they leave out neurons that are not zero. The model's weights must be
+    representable in f16, as the predictors' are.
     """
     tensors: dict[str, torch.Tensor] = {}
     layers = model.model.decoder.layers
@@ -143,7 +144,7 @@ def save_exact_predictors(model: OPTForCausalLM, path: Path) -> Path:
         tensors[f"layers.{index}.down"] = torch.eye(width).half()
         tensors[f"layers.{index}.up"] = layer.fc1.weight.detach().half().contiguous()
         tensors[f"layers.{index}.bias"] = layer.fc1.bias.detach().float()
-        tensors[f"layers.{index}.threshold"] = torch.zeros(1)
+        tensors[f"layers.{index}.threshold"] = torch.full((1,), threshold)
     save_file(tensors, path)
     needed = [[min(40 * window, d_ffn)] * len(layers) for window in WINDOWS]
     activity = {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import flashllm
 from flashllm.batch.admission import DEFAULT_SCHEDULE, admission_of
 from flashllm.batch.admission import Schedule as Admitting
-from flashllm.batch.block import RowsInBlock
+from flashllm.batch.block import RowsInBlock, waits_for_places
 from flashllm.batch.costs import BatchCosts
 from flashllm.batch.encoded_row import EncodedRow
 from flashllm.batch.row_by_row import Finished, RowByRow, Schedule
@@ -100,7 +100,8 @@ class RayWorker:
             self._model = model = opener(opening.path, options, opening.model_hash)
             self._schedule = RowByRow(model, _never, _nothing)
             if opening.block > 1:
-                admission = admission_of(opening.schedule, opening.block, opening.answer_tokens)
+                waits, steps = waits_for_places(model), opening.answer_tokens
+                admission = admission_of(opening.schedule, opening.block, steps, waits=waits)
                 self._schedule = RowsInBlock(model, _never, _nothing, admission)
             return Opened(
                 socket.gethostname(),

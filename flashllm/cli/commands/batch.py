@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashllm.batch.admission import DEFAULT_SCHEDULE, SCHEDULES, admission_of
-from flashllm.batch.block import RowsInBlock
+from flashllm.batch.block import RowsInBlock, waits_for_places
 from flashllm.batch.block_search import Trial, find_block
 from flashllm.batch.data_parallel.weightless_model import WeightlessModel
 from flashllm.batch.encoded_row import encode_row
@@ -208,7 +208,9 @@ class _Batch:
                 remark(caution)
             schedule: Schedule = RowByRow(model, self._is_stopped, self.progress.token)
             if block > 1:
-                admission = admission_of(arguments.schedule, block, arguments.max_tokens)
+                waits = waits_for_places(model)
+                steps = arguments.max_tokens
+                admission = admission_of(arguments.schedule, block, steps, waits=waits)
                 schedule = RowsInBlock(model, self._is_stopped, self.progress.token, admission)
             with traced(model, arguments.trace):
                 summary = self._run(model).answer(schedule)
