@@ -1,7 +1,7 @@
 """Many prompts in the same memory: one by one, by accelerate, and in blocks.
 
     python -m benchmarks.batches MODEL --checkpoint DIR --memory SIZE [--cases 256+32,32+128]
-        [--rows 64] [--few 8] [--block auto] [--json FILE]
+        [--rows 64] [--few 8] [--block auto] [--kv-dtype f16] [--json FILE]
 
 Each is a process under a memory limit of the kernel: `flashllm batch` row after row, and Hugging
 Face transformers with accelerate, which leaves on disk what does not fit, in the largest batch that
@@ -47,6 +47,7 @@ from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.flash.store import Store
 from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import kv_bytes
+from flashllm.options import DEFAULT_KV_DTYPE, KV_DTYPES
 from flashllm.planning.model_facts import choose_selector, recorded_activity
 from flashllm.settings.values import parse_positive, parse_size
 from flashllm.spec import ModelSpec
@@ -130,6 +131,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--few", type=count, default=8, metavar="N", help="of the others (8)")
     add("--block", default="auto", metavar="N|auto", help="rows at once (auto)")
     add("--policy", metavar="POLICY", help="a policy of a block, or auto, instead of --block")
+    add("--kv-dtype", choices=KV_DTYPES, default=DEFAULT_KV_DTYPE,
+        help=f"of our keys and values, one by one and in blocks ({DEFAULT_KV_DTYPE})")  # fmt: skip
     add("--threads", type=count, metavar="N", help="of accelerate (cores)")
     add("--folder", type=Path, metavar="DIR", help="where rows and answers are written")
     add("--json", type=Path, metavar="FILE", help="keep the report there after each run")
@@ -154,6 +157,7 @@ def measured(
     few = write_rows(folder / "few.jsonl", prompts[: options.few], case.new_tokens)
     many = write_rows(folder / "many.jsonl", prompts[: options.rows], case.new_tokens)
     flags = ["--profile", str(profile_file), "-n", str(case.new_tokens)]
+    flags += ["--kv-dtype", options.kv_dtype]
     yield ours(options, manifest, case, few, ["--block", "1", *flags], ONE_BY_ONE, profile)
     if options.checkpoint is not None:
         yield accelerate(options, spec, case, prompts[: options.few], folder)
