@@ -10,6 +10,7 @@ from textual.binding import BindingType
 from flashllm.ui.base_app import CLOSE_SECONDS, RestoringApp
 from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.commands.bindings import APP_BINDINGS
+from flashllm.ui.lean_strips import make_strips_lean
 from flashllm.ui.widgets import themes
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class ChatApp(RestoringApp):
     BINDINGS: ClassVar[list[BindingType]] = [*APP_BINDINGS]
 
     def __init__(self, chat: ChatScreen) -> None:
+        make_strips_lean()
         super().__init__(ansi_color=themes.ansi_color())
         self.chat = chat
         self._asks_to_leave: ConfirmScreen | None = None

@@ -9,7 +9,7 @@ from typing import ClassVar
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static, TextArea
@@ -52,9 +52,8 @@ class _Field(Vertical):
         else:
             names = SuggestFromList(self._themes, case_sensitive=False)
             is_theme = self.setting.name == "theme"
-            with Horizontal():
-                yield label
-                yield LineInput(self._text, compact=True, suggester=names if is_theme else None)
+            yield label
+            yield LineInput(self._text, compact=True, suggester=names if is_theme else None)
         yield Static(self.setting.help, classes="explained", markup=False)
 
     @property
@@ -99,14 +98,17 @@ class SettingsScreen(Page[ChatValues | None]):
         scrollbar-size-vertical: 1;
     }
     SettingsScreen _Field {
+        layout: grid;
+        grid-size: 2;
+        grid-columns: 20 1fr;
+        grid-rows: auto;
         height: auto;
         margin-bottom: 1;
     }
-    SettingsScreen Horizontal {
-        height: 1;
+    SettingsScreen #system .label, SettingsScreen TextArea, SettingsScreen .explained {
+        column-span: 2;
     }
     SettingsScreen .label {
-        width: 20;
         text-style: bold;
     }
     SettingsScreen Input {
