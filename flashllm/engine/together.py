@@ -119,8 +119,8 @@ def _read(
     else:
         answers, passing = list(going), list[Answering[Token_co]]()
 
-        def next_tokens(most: int) -> list[tuple[Context, int]]:
-            pending = [(each, one) for each in answers if (one := each.pending) is not None][:most]
+        def next_tokens() -> list[tuple[Context, int]]:
+            pending = [(each, one) for each in answers if (one := each.pending) is not None]
             passing[:] = [each for each, _ in pending]
             return [one for _, one in pending]
 

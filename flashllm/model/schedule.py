@@ -50,8 +50,8 @@ class Pass:
 
 Pending = tuple[Context, int]
 """A context, and the token of an answer that is to be appended to it."""
-Beside = Callable[[int], Sequence[Pending]]
-"""Asked before each pass of prompts for at most so many tokens that go beside them."""
+Beside = Callable[[], Sequence[Pending]]
+"""Asked before each pass of prompts for the tokens that go beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,20 +183,21 @@ class PromptSchedule:
     ) -> Iterator[PromptsPass]:
         """Append a prompt to each of several contexts.
 
-        As many of their tokens as a chunk has go through the layers together. Tokens of answers go
-        `beside` them, at most half as many, so that these need no reading of their own. Source of
-        that: Agrawal et al., arXiv 2308.16369, section 4.
+        As many of their tokens as a chunk has go through the layers together. Tokens of answers in
+        other contexts go `beside` them, so that these need no reading of their own. Source of that:
+        Agrawal et al., arXiv 2308.16369, section 4.
         """
         most = contexts[0].chunk_tokens
         left = _Unread(prompts)
         self._pool.end_expecting()
         how = self._with_few(how)
         if how.mode == "dense":
-            # Of each pass at most half is of answers.
-            self._pool.expect(self._layers_while(left, -(-left.tokens // (most - most // 2))))
+            layers = self._transformer.spec.bundled_layers
+            passes = -(-left.tokens // most)
+            self._pool.expect(layer for _ in range(passes) for layer in range(layers))
         while left.tokens > 0:
-            going = [] if beside is None else list(beside(most // 2))
-            pieces = left.take(most - len(going))
+            going = [] if beside is None else list(beside())
+            pieces = left.take(most)
             chunk = [(contexts[at], list(prompts[at][start:end])) for at, start, end in pieces]
             keep_tokens = min(self._seed_tokens, len(going))
             if not going and left.tokens == 0:
@@ -210,13 +211,6 @@ class PromptSchedule:
                     rows.append(first - 1)
             rows += range(first, first + len(going))
             yield PromptsPass(tuple(ended), x[rows])  # a copy: the rest of `x` is not kept
-
-    def _layers_while(self, left: _Unread, passes: int) -> Iterator[int]:
-        """The layers, `passes` times at most, as long as something follows the pass under way."""
-        for _ in range(passes):
-            yield from range(self._transformer.spec.bundled_layers)
-            if left.tokens == 0:
-                return
 
     def _is_few(self, how: Pass, chunk: Sequence[int]) -> bool:
         return how.mode == "needed" and len(chunk) <= how.few_tokens

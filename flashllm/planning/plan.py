@@ -492,8 +492,9 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
 
 
 def _activated(spec: ModelSpec, options: ModelOptions, shape: PrefillShape) -> int:
-    """Activations of a chunk, or of a step of all contexts of a block where these are more."""
-    return max(shape.tokens, contexts_of(options)) * shape.token_bytes(spec)
+    """Activations of a chunk, and of a token of each context of a block, which go beside it."""
+    contexts = contexts_of(options)
+    return (shape.tokens + (contexts if contexts > 1 else 0)) * shape.token_bytes(spec)
 
 
 def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: ModelOptions) -> int:
@@ -506,8 +507,8 @@ def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: Mode
 def prefill_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> PrefillShape:
     """The shape with the smallest chunk, or with the one that was asked for.
 
-    All contexts of a block take a step together. A chunk may have as many tokens: the memory is
-    there.
+    All contexts of a block take a step together. A chunk may have as many tokens: prompts take that
+    step with them.
     """
     shape = PrefillShape.of(spec, sizes.stride)
     while 2 * shape.tokens <= min(contexts_of(options), _LARGEST_CHUNK):

@@ -178,8 +178,8 @@ def beside(directory: Path, **options: Any) -> tuple[list[list[Logits]], list[in
         def pending(numbers: list[int]) -> list[tuple[Context, int]]:
             return [(contexts[n], int(np.argmax(found[n][-1]))) for n in numbers]
 
-        def going(most: int) -> list[tuple[Context, int]]:
-            passing[:] = [n for n in range(4) if 0 < len(found[n]) <= STEPS][:most]
+        def going() -> list[tuple[Context, int]]:
+            passing[:] = [n for n in range(4) if 0 < len(found[n]) <= STEPS]
             counts.append(len(passing))
             return pending(passing)
 

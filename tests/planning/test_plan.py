@@ -143,20 +143,18 @@ def test_a_chunk_that_was_asked_for() -> None:
 
 
 def test_a_step_of_a_block_has_room_for_all_of_its_rows() -> None:
-    """Activations of each row beyond a chunk's tokens; a chunk grows into that room."""
+    """Activations of a token of each row, which goes beside a chunk of as many tokens."""
     options = ModelOptions(select="all", context=64)
     one = make_plan(WIDE, SIZES, options)
     shape = PrefillShape.of(WIDE, SIZES.stride)
     for rows, chunk in ((2, 128), (300, 256), (1000, 512)):
         plan = make_plan(WIDE, SIZES, options.having(contexts=rows))
         assert plan.prefill.tokens == chunk
-        beyond = (max(rows, chunk) - 128) * shape.token_bytes(WIDE)
+        beyond = (rows + chunk - 128) * shape.token_bytes(WIDE)
         assert plan.split["prefill"] - one.split["prefill"] == beyond
         asked = make_plan(WIDE, SIZES, options.having(contexts=rows, chunk_tokens=128))
         assert asked.prefill.tokens == 128
-        assert asked.split["prefill"] - one.split["prefill"] == max(rows - 128, 0) * (
-            shape.token_bytes(WIDE)
-        )
+        assert asked.split["prefill"] - one.split["prefill"] == rows * shape.token_bytes(WIDE)
 
 
 def test_the_ceiling_decides_how_many_blocks_a_prefill_holds() -> None:

@@ -306,7 +306,7 @@ class StoreModel:
         kv = block.rows * self._context * self._row_kv_bytes
         heads = staged_heads(pages, self._context)
         staged = 2 * heads * pages.blocks(self._context) * pages.page_bytes
-        # Hidden states are those of a chunk, or of a step of all rows, which the plan has.
+        # Hidden states are those of a chunk and of a step of all rows, which the plan has.
         held = wc * self._ffn_bytes + cc * kv + cd * staged + self._fixed_bytes(block)
         files = sizes.embeddings + sizes.attention + self._ffn_bytes
         return [
