@@ -399,16 +399,18 @@ class Generation:
 
     def begin_step(self) -> None:
         """What is computed now is this answer's."""
-        if self._decoder.steps != self._steps_seen:  # of another context
+        # Of another context, or of several, whose meter may have been another one's.
+        if self._decoder.steps != self._steps_seen:
             self._meter.reread()
         self._meter.start()
 
     def _close_step(self) -> TokenCost:
-        return self.note(self._meter.token())
+        cost = self._meter.token()
+        self._steps_seen = self._decoder.steps
+        return self.note(cost)
 
     def note(self, cost: TokenCost) -> TokenCost:
         """Keeps what a step cost, and returns it."""
-        self._steps_seen = self._decoder.steps
         seen = self.context.keys_values.take_counts()
         if isinstance(self._meter, NoMeter):
             return cost

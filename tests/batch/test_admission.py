@@ -59,11 +59,16 @@ def test_a_diagonal_holds_what_answers_take_on_average(
         expected = list(one_by_one.answers(rows(prompt_tokens, new_tokens)))
         assert one_by_one.costs.kv_tokens_peak == 0
     for schedule in ("continuous", "zigzag", "diagonal"):
-        with open_model(sparse_model, contexts=places) as model:
+        with open_model(sparse_model, contexts=places, slot_memory=1 << 16) as model:
             admission = admission_of(schedule, places, new_tokens)
             block = RowsInBlock(model, lambda: False, lambda: None, admission)
             wanted = rows(prompt_tokens, new_tokens)
             found = {one.number: one.result for one in block.answers(wanted)}
+            costs = block.costs
+            counted = costs.prefill["bytes_read"] + costs.decode["bytes_read"]
+            assert counted == model.reader_stats()["bytes_read"] > 0, (
+                "what all rows are told to cost"
+            )
             peaks[schedule] = block.costs.kv_tokens_peak
             answers.append([found[number] for number in range(len(found))])
     assert answers == [[one.result for one in expected]] * 3
