@@ -124,16 +124,22 @@ def _read(
             passing[:] = [each for each, _ in pending]
             return [one for _, one in pending]
 
-        for ended, logits in decoder.prefill_beside(prompts, contexts, cached, next_tokens):
-            first.update((at, reading[at].sample(next(logits))) for at in ended)
-            try:
-                found = [each.sample(row) for each, row in zip(passing, logits, strict=True)]
-            except BaseException:
-                for each in passing:  # of some the token is appended, and none is sampled
+        unsampled: list[Answering[Token_co]] = []
+        try:
+            for ended, logits in decoder.prefill_beside(prompts, contexts, cached, next_tokens):
+                unsampled = passing[:]
+                found = [each.sample(next(logits)) for each in passing]
+                unsampled = []
+                beside += zip(passing, found, strict=True)
+                first.update((at, reading[at].sample(next(logits))) for at in ended)
+                answers += [reading[at] for at in ended]
+        except BaseException:
+            # The context of a token behind which none was sampled is of no use to its answer; one
+            # that has come to its end is free.
+            for each in answers:
+                if each in unsampled or each.pending is None:
                     each.end(is_cancelled=False)
-                raise
-            beside += zip(passing, found, strict=True)
-            answers += [reading[at] for at in ended]
+            raise
     weights = [*map(len, prompts), *(1 for _ in beside)]
     costs = meter.token().shared(weights)
     read = [each.tell(*first[at], each.note(costs[at])) for at, each in enumerate(reading)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections import deque
@@ -373,7 +374,7 @@ class Decoder:
         """
         last: dict[int, Tensor] = {}
         for done in self._passes(prompts, contexts, cached):
-            last.update(zip(done.ended, done.hidden, strict=True))
+            last.update(zip(done.ended, done.last, strict=True))
         self._check_cancelled()
         yield from self._logits_of_each(torch.stack([last[at] for at in range(len(prompts))]))
 
@@ -392,11 +393,13 @@ class Decoder:
         """As `prefill_each`, with tokens of answers in other contexts in each pass of the prompts.
 
         `beside` is asked for them before each pass. Yields, after each, the prompts by number that
-        came to their end, and the logits [vocab] of these and then of the tokens beside them; they
-        are to be asked for before the next pass.
+        came to their end, and the logits [vocab] of the tokens beside them and then of these, so
+        that what is wrong with a prompt is found last. They are to be asked for before the next
+        pass.
         """
         for done in self._passes(prompts, contexts, cached, beside):
-            yield done.ended, self._logits_of_each(done.hidden)
+            each = map(self._logits_of_each, (done.beside, done.last))
+            yield done.ended, itertools.chain.from_iterable(each)
 
     def _passes(
         self,

@@ -60,8 +60,10 @@ class PromptsPass:
 
     ended: tuple[int, ...]
     """The prompts, by number, of which the last token was among them."""
-    hidden: Tensor  # [ended + beside, d_model]
-    """Of the last token of each, then of those that went beside them, behind the last layer."""
+    last: Tensor  # [ended, d_model]
+    """Of that token of each, behind the last layer."""
+    beside: Tensor  # [beside, d_model]
+    """The same of the tokens that went beside them."""
 
 
 class TokenSchedule:
@@ -209,8 +211,8 @@ class PromptSchedule:
                 if end == len(prompts[at]):
                     ended.append(at)
                     rows.append(first - 1)
-            rows += range(first, first + len(going))
-            yield PromptsPass(tuple(ended), x[rows])  # a copy: the rest of `x` is not kept
+            # Copies: the rest of `x` is not kept.
+            yield PromptsPass(tuple(ended), x[rows], x[first:].clone())
 
     def _is_few(self, how: Pass, chunk: Sequence[int]) -> bool:
         return how.mode == "needed" and len(chunk) <= how.few_tokens

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from flashllm.batch.block import RowsInBlock
 from flashllm.batch.encoded_row import EncodedRow
-from flashllm.batch.row import Row
+from flashllm.batch.row import Row, RowFailure
 from flashllm.batch.row_by_row import RowByRow
 from flashllm.cli.main import main
 from flashllm.engine.answer import Prompt
+from flashllm.engine.generation import Generation
 from flashllm.engine.local import Model, open_model
 from flashllm.engine.sampling import Sampling
+from flashllm.errors import ModelError
 from tests.cli.test_batch_command import demo_rows, lines_of, write
 
 
@@ -108,6 +113,66 @@ def test_the_summary_counts_all_tokens(
     assert found[0]["decode"]["tokens"] == found[1]["decode"]["tokens"]
     written = sum(line["usage"]["completion_tokens"] for line in lines_of(out) if "usage" in line)
     assert found[1]["completion_tokens"] == written
+
+
+def written_rows(lengths: list[int]) -> list[EncodedRow]:
+    made = []
+    for number, length in enumerate(lengths):
+        ids = [5 + (number * 7 + at * at) % 80 for at in range(20)]
+        row = Row(number + 1, number, tuple(ids), (), True, length, Sampling(), ())
+        made.append(EncodedRow(number, row, Prompt(ids, [], (), 0)))
+    return made
+
+
+@pytest.mark.parametrize("bad", [4, 5])
+def test_a_row_that_fails_beside_others_fails_alone(
+    sparse_model: Path, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind its prompt, while others got tokens beside it, of which one was the last."""
+    rows = written_rows([9, 3, 12, 5, 7, 8, 6, 4])
+    sample = Generation.sample
+
+    def failing(each: Generation, logits: NDArray[np.float32]) -> tuple[int, str]:
+        if each.prompt == rows[bad].prompt.ids:
+            raise ModelError("not a number")
+        return sample(each, logits)
+
+    monkeypatch.setattr(Generation, "sample", failing)
+    found = []
+    for contexts in (1, 3):
+        with open_model(sparse_model, contexts=contexts, chunk_tokens=16) as model:
+            kind = RowByRow if contexts == 1 else RowsInBlock
+            answered = {one.number: one.result for one in kind(model, no, nothing).answers(rows)}
+            assert sorted(answered) == list(range(len(rows)))
+            assert isinstance(answered[bad], RowFailure)
+            found.append([answered[number] for number in range(len(rows))])
+    assert found[0] == found[1]
+
+
+def test_an_answer_that_fails_beside_a_prompt_ends_the_batch(
+    sparse_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = written_rows([9, 2, 12])
+    sample = Generation.sample
+
+    def failing(each: Generation, logits: NDArray[np.float32]) -> tuple[int, str]:
+        if each.prompt == rows[0].prompt.ids and len(each.ids) == 2:
+            raise ModelError("not a number")
+        return sample(each, logits)
+
+    monkeypatch.setattr(Generation, "sample", failing)
+    with open_model(sparse_model, contexts=2) as model:
+        block = RowsInBlock(model, no, nothing)
+        with pytest.raises(ModelError, match="not a number"):
+            list(block.answers(rows))
+
+
+def no() -> bool:
+    return False
+
+
+def nothing() -> None:
+    pass
 
 
 @pytest.mark.parametrize("block", ["0", "-1", "1025", "many"])

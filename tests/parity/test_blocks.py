@@ -188,7 +188,7 @@ def beside(directory: Path, **options: Any) -> tuple[list[list[Logits]], list[in
             [PROMPTS[n] for n in reading], [contexts[n] for n in reading], [0, 0], going
         )
         for ended, logits in passes:
-            for n in [*(reading[at] for at in ended), *passing]:
+            for n in [*passing, *(reading[at] for at in ended)]:
                 found[n].append(next(logits))
         while left := [n for n in range(4) if len(found[n]) <= STEPS]:
             tokens = [token for _, token in pending(left)]
