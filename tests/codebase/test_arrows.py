@@ -38,7 +38,7 @@ FLOORS = (
 """Rooms, the lowest first. Those of one floor know nothing of each other, the nouns' apart."""
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 UI_FLOORS = (
-    ("closed_widgets", "terminal", "widgets"),
+    ("closed_widgets", "lean_strips", "terminal", "widgets"),
     ("commands",),
     ("panels", "prompt", "transcript"),
     ("screens",),
