@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 MOUNTED_AT_ONCE = 12
 """Turns of a long conversation that are made into widgets: the last ones, others on demand."""
-FAR_SCREENS = 2
-"""So many screens away from what is seen, widgets may go: each takes some hundred kilobytes."""
+FAR_SCREENS = 1
+"""So many screens away from what is seen, widgets may go: each takes some 40 KiB, and a high screen
+shows dozens of them."""
+NEAR_SCREENS = 0.5
+"""More turns get widgets where fewer screens than this are left beyond what is seen."""
 FAR_LEAST = 4
 """Fewer widgets that are far away stay: each time that some go, the rest is laid out anew."""
 
@@ -172,9 +175,9 @@ class Transcript(SingleLayout, VerticalScroll):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Near the beginning and the end of what is mounted, more is."""
         super().watch_scroll_y(old_value, new_value)
-        height = self.size.height
-        is_up = self._older and new_value < height and new_value < old_value
-        is_down = self._newer and new_value > self.max_scroll_y - height and new_value > old_value
+        near = NEAR_SCREENS * self.size.height
+        is_up = self._older and new_value < near and new_value < old_value
+        is_down = self._newer and new_value > self.max_scroll_y - near and new_value > old_value
         if is_up or is_down:
             self._adapt_later()
         self._lay_out()
@@ -221,10 +224,10 @@ class Transcript(SingleLayout, VerticalScroll):
             return
         async with self._changing:
             self._is_due = False
-            height, top = self.size.height, self.scroll_y
-            if self._older and top < height:
+            near, top = NEAR_SCREENS * self.size.height, self.scroll_y
+            if self._older and top < near:
                 await self._mount_older()
-            elif self._newer and top > self.max_scroll_y - height:
+            elif self._newer and top > self.max_scroll_y - near:
                 await self._mount_newer()
             else:
                 await self._remove_far()
