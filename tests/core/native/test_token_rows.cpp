@@ -42,6 +42,19 @@ TEST(rows_are_normed_by_their_root_mean_square_or_deviation) {
   CHECK(near(out[3], -7 / deviation + 5) && out[4] == 0 && out[7] == 5);
 }
 
+TEST(a_long_row_is_summed_in_lanes_to_its_end) {
+  Floats x;
+  double squares = 0;
+  for (int i = 0; i < 19; ++i) {  // twice eight, and three
+    x.push_back(static_cast<float>(i - 7) / 4);
+    squares += static_cast<double>(x.back()) * x.back();
+  }
+  Floats out(19);
+  Kernels kernels(1, nullptr);
+  kernels.norm_rows({rows_of(x, 19), {}, {}, false, 0, out_rows(&out, 19)});
+  for (size_t i = 0; i < 19; ++i) CHECK(near(out[i], x[i] / std::sqrt(squares / 19)));
+}
+
 TEST(norms_of_other_sizes_are_refused) {
   const Floats x(8);
   const Floats five(5);

@@ -15,28 +15,29 @@ namespace flash_core {
 
 namespace {
 
+[[noreturn]] void refuse_for(Matrix<const float> logits, const std::string& what) {
+  throw std::invalid_argument(what + ", for [" + std::to_string(logits.rows) + ", " +
+                              std::to_string(logits.columns) + "] logits");
+}
+
 void check(Matrix<const float> logits, View<const float> choice_bias, const Routing& routing,
            Matrix<float> weights) {
-  const auto refuse = [&](const std::string& what) {
-    throw std::invalid_argument(what + ", for [" + std::to_string(logits.rows) + ", " +
-                                std::to_string(logits.columns) + "] logits");
-  };
   if (weights.rows != logits.rows || weights.columns != logits.columns) {
-    refuse("weights is [" + std::to_string(weights.rows) + ", " + std::to_string(weights.columns) +
-           "]");
+    refuse_for(logits, "weights is [" + std::to_string(weights.rows) + ", " +
+                           std::to_string(weights.columns) + "]");
   }
   if (choice_bias.size != 0 && choice_bias.size != logits.columns) {
-    refuse("choice_bias has " + std::to_string(choice_bias.size) + " values");
+    refuse_for(logits, "choice_bias has " + std::to_string(choice_bias.size) + " values");
   }
   if (routing.groups < 1 || logits.columns % static_cast<size_t>(routing.groups) != 0) {
-    refuse(std::to_string(routing.groups) + " groups");
+    refuse_for(logits, std::to_string(routing.groups) + " groups");
   }
   if (routing.groups_kept < 1 || routing.groups_kept > routing.groups) {
-    refuse(std::to_string(routing.groups_kept) + " of " + std::to_string(routing.groups) +
-           " groups kept");
+    refuse_for(logits, std::to_string(routing.groups_kept) + " of " +
+                           std::to_string(routing.groups) + " groups kept");
   }
   if (routing.per_token < 1 || static_cast<size_t>(routing.per_token) > logits.columns) {
-    refuse(std::to_string(routing.per_token) + " experts a token");
+    refuse_for(logits, std::to_string(routing.per_token) + " experts a token");
   }
 }
 
