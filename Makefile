@@ -178,9 +178,11 @@ fuzz-parsers: $(TEST_STAMP)
 COVERAGE := build/coverage
 COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks \
   --ignore=tests/machines/test_data_parallel.py --ignore=tests/wheel, \
-  tests/batch tests/cli/test_plan_batch.py tests/conversations tests/convert tests/engine/test_hot_set.py \
+  tests/batch tests/cli/test_batch_command.py tests/cli/test_plan_batch.py tests/cli/test_pull_gguf.py \
+  tests/conversations tests/convert tests/engine/test_hot_set.py \
   tests/engine/test_kept_context.py tests/faults tests/flash tests/fuzz tests/hardware \
-  tests/kv_cache/test_kept_file.py tests/planning/test_batch_costs.py tests/predictors/test_skewing.py \
+  tests/kv_cache/test_kept_file.py tests/library tests/planning/test_applied_policy.py \
+  tests/planning/test_batch_costs.py tests/planning/test_policy_search.py tests/predictors/test_skewing.py \
   tests/test_sanitize.py tests/test_spec.py tests/untrusted)
 coverage: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(COVERAGE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
