@@ -183,6 +183,7 @@ def test_later_fields_of_experts_are_written_where_they_say_something() -> None:
     }  # fmt: skip
     assert (spec.dense_layers, spec.bundled_layers) == (1, 3)
     assert SPEC.dense_layers == 0
+    assert (spec.bundle_noun, SPEC.bundle_noun) == ("expert", "neuron")
 
 
 def test_features_that_do() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flashllm.conversations.rows import head_row
 from flashllm.conversations.store import SessionStore
 from flashllm.conversations.tree import Conversation, Turn
 from flashllm.errors import SessionNotFound, UsageError
@@ -200,3 +201,10 @@ def test_a_turn_whose_question_is_gone_is_not_kept_without_it(store: SessionStor
     with pytest.raises(SessionNotFound, match="deleted elsewhere"):
         store.save_turn(number, Turn(2, 1, "assistant", "x"))
     assert store.load(number).conversation.turns == {}
+
+
+def test_a_head_has_columns_for_what_is_given() -> None:
+    assert head_row(name=None, model="demo", system=None, settings=None) == {"model": "demo"}
+    assert head_row(name="n" * 5000, model=None, system="", settings={}).keys() == {
+        "name", "system", "settings"
+    }  # fmt: skip
