@@ -189,20 +189,17 @@ class PromptSchedule:
         other contexts go `beside` them, so that these need no reading of their own. Source of that:
         Agrawal et al., arXiv 2308.16369, section 4.
         """
-        most = contexts[0].chunk_tokens
-        left = _Unread(prompts)
+        passes = list(_passes(prompts, contexts[0].chunk_tokens))
         self._pool.end_expecting()
         how = self._with_few(how)
         if how.mode == "dense":
             layers = self._transformer.spec.bundled_layers
-            passes = -(-left.tokens // most)
-            self._pool.expect(layer for _ in range(passes) for layer in range(layers))
-        while left.tokens > 0:
+            self._pool.expect(layer for _ in passes for layer in range(layers))
+        for number, pieces in enumerate(passes):
             going = [] if beside is None else list(beside())
-            pieces = left.take(most)
             chunk = [(contexts[at], list(prompts[at][start:end])) for at, start, end in pieces]
             keep_tokens = min(self._seed_tokens, len(going))
-            if not going and left.tokens == 0:
+            if not going and number == len(passes) - 1:
                 keep_tokens = min(self._seed_tokens, sum(len(ids) for _, ids in chunk))
             x = self._chunk(chunk, dataclasses.replace(how, keep_tokens=keep_tokens), going)
             ended, rows, first = [], [], 0
@@ -274,30 +271,22 @@ class PromptSchedule:
         return self._feed_forward.selected(index, inputs, how.mode == "oracle", how.chosen)
 
 
-class _Unread:
-    """What is left of several prompts, to be taken in order."""
-
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._lengths = [len(prompt) for prompt in prompts]
-        self._at = self._start = 0
-
-    @property
-    def tokens(self) -> int:
-        """How many there are."""
-        return sum(self._lengths[self._at :]) - self._start
-
-    def take(self, most: int) -> list[tuple[int, int, int]]:
-        """At most so many tokens, as pieces: (prompt, first, end)."""
-        pieces: list[tuple[int, int, int]] = []
-        while most and self.tokens:
-            length = self._lengths[self._at]
-            end = min(self._start + most, length)
-            pieces.append((self._at, self._start, end))
-            most -= end - self._start
-            self._start = end
-            if end == length:
-                self._at, self._start = self._at + 1, 0
-        return pieces
+def _passes(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Shares prompts out to passes of at most `most` tokens: (prompt, first, end), in order."""
+    pieces: list[tuple[int, int, int]] = []
+    room = most
+    for at, prompt in enumerate(prompts):
+        start = 0
+        while start < len(prompt):
+            end = min(start + room, len(prompt))
+            pieces.append((at, start, end))
+            room -= end - start
+            start = end
+            if room == 0:
+                yield pieces
+                pieces, room = [], most
+    if pieces:
+        yield pieces
 
 
 def _report(progress: Progress, start: int, tokens: int, total: int, share: float) -> None:
