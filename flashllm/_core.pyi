@@ -282,8 +282,19 @@ class Kernels:
         dtype: str,
         x: NDArray[np.float32],
         out: NDArray[np.float32],
+        tiled: bool = False,
     ) -> None:
-        """Out [vectors, n] = x [vectors, d] @ rows [n, d].T: the bits of `matvec` for each."""
+        """Out [vectors, n] = x [vectors, d] @ rows [n, d].T: the bits of `matvec` for each.
+
+        `tiled` rows are as `tile_matrix` left them.
+        """
+
+    def tile_matrix(self, rows: NDArray[np.uint8], dtype: str, columns: int) -> bool:
+        """Puts the rows of a matrix in tiles, in place, with which `matmul` has less to do.
+
+        Its bits stay the same; nothing else can read the rows then. False, with nothing changed,
+        where the instruction set has no tiles of this encoding, or the rows are no whole tiles.
+        """
 
     def dot_rows_all(
         self,

@@ -64,12 +64,15 @@ class TorchKernels(core.Kernels):
         else:
             super().matvec(rows, dtype, x, out)
 
-    def matmul(self, rows: _Rows, dtype: str, x: _Floats, out: _Floats) -> None:
+    def matmul(
+        self, rows: _Rows, dtype: str, x: _Floats, out: _Floats, tiled: bool = False
+    ) -> None:
         """Out [vectors, n] = x [vectors, d] @ rows [n, d].T."""
         if is_there(rows):
+            assert not tiled
             self._matmul(rows, dtype, x, out)
         else:
-            super().matmul(rows, dtype, x, out)
+            super().matmul(rows, dtype, x, out, tiled)
 
     @_guarded
     def _matmul(self, rows: _Rows, dtype: str, x: _Floats, out: _Floats) -> None:

@@ -36,6 +36,7 @@ from flashllm.model.active_set_selectors import (
 )
 from flashllm.model.decoder import Decoder
 from flashllm.model.router import SelectRouted
+from flashllm.model.tiled_matrices import tile_matrices
 from flashllm.options import DEFAULT_OPTIONS, DEFAULT_VERIFY, ModelOptions, ModelOverrides
 from flashllm.planning.advisor import Scenario
 from flashllm.planning.model_facts import (
@@ -150,7 +151,7 @@ def _load(
         if device is None or plan.device is None:
             kernels = core.open_kernels(KERNEL_THREADS, fast=plan.arithmetic == "fast")
             opened.callback(kernels.close)
-            resident = store.load_resident(direct, on_read)
+            resident = tile_matrices(store.load_resident(direct, on_read), kernels)
         else:
             kernels = open_device_kernels(store, device, plan.device, KERNEL_THREADS)
             opened.callback(kernels.close)

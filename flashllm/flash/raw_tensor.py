@@ -65,9 +65,13 @@ class RawTensor:
     raw: NDArray[np.uint8]
     dtype: str
     shape: tuple[int, ...]
+    is_tiled: bool = False
+    """Whether its rows lie in tiles instead (`core.Kernels.tile_matrix`): nothing but `matmul`
+    reads it then."""
 
     def floats(self) -> NDArray[np.float32]:
         """A decoded copy."""
+        assert not self.is_tiled
         if self.dtype in GROUP_BYTES:
             return decode_matrix(self)
         if self.dtype == "f32":

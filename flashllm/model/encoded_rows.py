@@ -45,6 +45,7 @@ class Table:
 
 def decode(weight: RawTensor, kernels: core.Kernels, ids: NDArray[np.int32], out: Tensor) -> None:
     """The rows `ids` of a matrix, decoded into `out` [n, columns]."""
+    assert not weight.is_tiled
     columns, dtype = weight.shape[1], weight.dtype
     nbytes = row_bytes(dtype, columns)
     kernels.decode_rows(weight.raw, nbytes, 0, dtype, ids, columns, out.view(-1).numpy())

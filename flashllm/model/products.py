@@ -30,7 +30,8 @@ class Products:
     def with_matrix(self, weight: RawTensor, x: Tensor) -> Tensor:
         """`x @ weight.T` of an encoded weight [out, in]: [tokens, in] to [tokens, out]."""
         out = torch.empty(x.shape[0], weight.shape[0])
-        self._kernels.matmul(weight.raw, weight.dtype, x.contiguous().numpy(), out.numpy())
+        vectors = x.contiguous().numpy()
+        self._kernels.matmul(weight.raw, weight.dtype, vectors, out.numpy(), weight.is_tiled)
         return out
 
     def with_rows(self, block: Block, row: int, x: Tensor) -> Tensor:

@@ -267,6 +267,15 @@ def test_wrong_sizes_of_sums_of_all_raise(make_kernels: Make, changes: dict[str,
         weigh_all(make_kernels(), **changes)
 
 
+def test_tiles_are_of_whole_rows_and_only_where_there_are_some(make_kernels: Make) -> None:
+    with pytest.raises(ValueError, match="rows has 320 bytes, which is no whole number of rows"):
+        make_kernels().tile_matrix(ROWS.copy(), "f32", 9)
+    with pytest.raises(ValueError, match="columns"):
+        make_kernels().tile_matrix(ROWS.copy(), "f32", 0)
+    with pytest.raises(ValueError, match="no tiles of"):
+        make_kernels().matmul(ROWS, "f32", X[None], np.zeros((1, 10), np.float32), True)
+
+
 @pytest.mark.parametrize("count", [9, 11])
 def test_matmul_wants_exactly_its_rows(make_kernels: Make, count: int) -> None:
     with pytest.raises(ValueError, match=f"rows has 320 bytes; {count} rows of 32"):

@@ -47,6 +47,43 @@ def test_a_matrix_times_vectors_has_the_bits_of_each_alone(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("columns", [1, 32, 96, 500, 513, 1000, 4100])
+def test_a_matrix_in_tiles_has_the_same_bytes_and_gives_the_same_bits(
+    make_native: Make, dtype: str, fast: bool, columns: int
+) -> None:
+    count, vectors = 64 if columns > 1000 else 256, 25
+    rows = encode(normal((count, columns)), dtype)
+    x = normal((vectors, columns), seed=1)
+    x[3, 0] = np.inf
+    kernels, tiles = make_native(3, fast), rows.copy()
+    expected = np.empty((vectors, count), np.float32)
+    kernels.matmul(rows, dtype, x, expected)
+    is_tiled = kernels.tile_matrix(tiles, dtype, columns)
+    assert is_tiled == (kernels.isa == "avx512vnni")
+    assert np.array_equal(np.sort(tiles), np.sort(rows))
+    assert np.array_equal(tiles, rows) == (not is_tiled)
+    for some in (slice(0, 1), slice(3, 4), slice(0, 2), slice(0, 25)):
+        found = np.full((some.stop - some.start, count), np.nan, np.float32)
+        kernels.matmul(tiles, dtype, x[some], found, is_tiled)
+        assert np.array_equal(found, expected[some], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_there_are_no_tiles_of_floats(make_kernels: Make, dtype: str) -> None:
+    rows = encode(normal((32, 8)), dtype)
+    assert not make_kernels().tile_matrix(rows, dtype, 8)
+    assert np.array_equal(rows, encode(normal((32, 8)), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
+def test_a_part_of_a_tile_stays_as_it_is(make_kernels: Make, dtype: str) -> None:
+    rows = encode(normal((33, 64)), dtype)
+    assert not make_kernels().tile_matrix(rows, dtype, 64)
+    assert np.array_equal(rows, encode(normal((33, 64)), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
 @pytest.mark.parametrize("shape", [(2, 1, 1), (13, 2080, 25), (25, 1056, 33), (5, 65, 129)])
 def test_fast_products_are_those_of_vectors_in_seven_bits(
     make_native: Make, dtype: str, shape: tuple[int, int, int]

@@ -266,10 +266,17 @@ nb::class_<Kernels> define_kernels(nb::module_& m) {
       .def(
           "matmul",
           [](Kernels& self, const Array<const uint8_t>& rows, const std::string& dtype,
-             const Rectangle<const float>& x, const Rectangle<float>& out) {
-            self.matmul(view(rows), parse_dtype(dtype), matrix(x), matrix(out));
+             const Rectangle<const float>& x, const Rectangle<float>& out, bool tiled) {
+            self.matmul(view(rows), parse_dtype(dtype), matrix(x), matrix(out), tiled);
           },
-          "rows"_a.noconvert(), "dtype"_a, "x"_a.noconvert(), "out"_a.noconvert(), Released())
+          "rows"_a.noconvert(), "dtype"_a, "x"_a.noconvert(), "out"_a.noconvert(),
+          "tiled"_a = false, Released())
+      .def(
+          "tile_matrix",
+          [](Kernels& self, const Array<uint8_t>& rows, const std::string& dtype, int64_t columns) {
+            return self.tile_matrix(view(rows), parse_dtype(dtype), positive(columns));
+          },
+          "rows"_a.noconvert(), "dtype"_a, "columns"_a, Released())
       .def(
           "dot_rows_all",
           [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,

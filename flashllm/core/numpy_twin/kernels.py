@@ -235,9 +235,12 @@ class Kernels:
         dtype: str,
         x: NDArray[np.float32],
         out: NDArray[np.float32],
+        tiled: bool = False,
     ) -> None:
         """Out [vectors, n] = x [vectors, d] @ rows [n, d].T, `matvec` of each vector."""
         self._check_open()
+        if tiled:
+            raise ValueError(f"{dtype}: there are no tiles of numpy")
         require_array("rows", rows, np.uint8)
         _check_vectors("x", x, "out", out)
         nbytes = row_bytes(dtype, x.shape[1])
@@ -247,6 +250,17 @@ class Kernels:
             )
         for vector, products in zip(x, out, strict=True):
             self.matvec(rows, dtype, vector, products)
+
+    def tile_matrix(self, rows: NDArray[np.uint8], dtype: str, columns: int) -> bool:
+        """False: rows stay as they are."""
+        self._check_open()
+        require_array("rows", rows, np.uint8)
+        nbytes = row_bytes(dtype, columns)
+        if len(rows) % nbytes:
+            raise ValueError(
+                f"rows has {len(rows)} bytes, which is no whole number of rows of {nbytes}"
+            )
+        return False
 
     def dot_rows_all(
         self,

@@ -58,6 +58,34 @@ TEST(many_vectors_get_the_bits_of_each_alone) {
   }
 }
 
+TEST(tiles_give_the_bits_of_rows) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      if (table->tiles[static_cast<size_t>(dtype)].rows == 0) continue;
+      for (const size_t columns : {1, 32, 500, 513, 1000, 4100}) {
+        const size_t count = 2 * table->tiles[static_cast<size_t>(dtype)].rows;
+        const Encoded rows(count, columns, dtype);
+        std::vector<uint8_t> tiles = rows.bytes;
+        for (const bool fast : {false, true}) {
+          Kernels kernels(fast ? 1 : 3, table->name, fast);
+          if (!fast) CHECK(kernels.tile_matrix({tiles.data(), tiles.size()}, dtype, columns));
+          for (const size_t vectors : {0, 1, 2, 30}) {
+            const std::vector<float> x = random_floats(vectors * columns, 2);
+            std::vector<float> expected(vectors * count), found(vectors * count);
+            kernels.matmul({rows.bytes.data(), rows.bytes.size()}, dtype,
+                           {x.data(), vectors, columns}, {expected.data(), vectors, count});
+            kernels.matmul({tiles.data(), tiles.size()}, dtype, {x.data(), vectors, columns},
+                           {found.data(), vectors, count}, true);
+            CHECK(expected == found);
+          }
+        }
+        tiles.resize(tiles.size() - rows.stride);
+        CHECK(!Kernels(1, table->name).tile_matrix({tiles.data(), tiles.size()}, dtype, columns));
+      }
+    }
+  }
+}
+
 TEST(sums_of_many_vectors_have_the_bits_of_each_alone) {
   for (const KernelTable* table : available_kernels()) {
     for (const DType dtype : kAll) {
@@ -103,6 +131,15 @@ TEST(wrong_sizes_for_many_vectors_are_refused) {
   CHECK_THROWS(std::invalid_argument, "one a vector", multiply(3, 8, 2, 4));
   CHECK_THROWS(std::invalid_argument, "were expected", multiply(3, 8, 3, 3));
   CHECK_THROWS(std::invalid_argument, "columns", multiply(3, 0, 3, 4));
+  std::vector<uint8_t> copy = rows.bytes;
+  const View<uint8_t> all = {copy.data(), copy.size()};
+  CHECK(!kernels.tile_matrix(all, DType::f32, 8));
+  CHECK(copy == rows.bytes);
+  CHECK_THROWS(std::invalid_argument, "whole number of rows",
+               kernels.tile_matrix(all, DType::f32, 9));
+  CHECK_THROWS(std::invalid_argument, "no tiles of",
+               kernels.matmul({copy.data(), copy.size()}, DType::f32, {x.data(), 3, 8},
+                              {out.data(), 3, 4}, true));
   kernels.close();
   CHECK_THROWS(std::invalid_argument, "closed", multiply(3, 8, 3, 4));
 }

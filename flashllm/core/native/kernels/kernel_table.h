@@ -113,6 +113,20 @@ struct ProductKernel {
   void (*multiply)(const TilePanel& panel, const TileVectors& x, float* out, size_t out_stride);
 };
 
+// Matrices whose rows lie in tiles of the instruction set's own making, which have the bytes of
+// their rows in another order.
+struct TileKernel {
+  size_t rows;  // of a tile; 0 where rows are multiplied as they lie
+  size_t vector_piece_bytes;
+  void (*pack)(const uint8_t* rows, size_t columns, uint8_t* to);
+  // As ProductKernel's, for a vector by itself; it has steps(columns) pieces.
+  void (*pack_vector)(const DotInput& x, size_t member, uint8_t* to);
+  // out[r] has the bits of the dot of row r of the tiles with the one packed vector.
+  void (*dot)(const uint8_t* tiles, size_t count, const TileVectors& x, float* out);
+  // A tile becomes ProductKernel's packed tile of these rows, of which it has as many.
+  void (*to_panel)(const uint8_t* tile, size_t columns, uint8_t* to);
+};
+
 // Weighted sums of the decoded rows of a block, at most so many, for several vectors.
 constexpr size_t kBlockRows = 64;
 constexpr size_t kDecodedColumns = 256;  // of a row at once: whole units of every width
@@ -164,6 +178,7 @@ struct KernelTable {
   std::array<DotFunction, kDTypes> dot;  // by DType
   std::array<AddFunction, kDTypes> add;
   std::array<ProductKernel, kDTypes> product;
+  std::array<TileKernel, kDTypes> tiles;  // by DType
   SumKernel sums;
   // By DType; null where a vector is taken after the other.
   std::array<GroupedSumFunction, kDTypes> grouped_sums;

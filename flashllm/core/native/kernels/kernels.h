@@ -61,8 +61,14 @@ class Kernels {
                    Matrix<const float> x, Matrix<float> out);
 
   // out [vectors, n] = x [vectors, d] @ rows [n, d]: the bits of matvec() for each vector. A row is
-  // read and decoded once for some hundreds of them.
-  void matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x, Matrix<float> out);
+  // read and decoded once for some hundreds of them. `tiled` rows are as tile_matrix() left them.
+  void matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x, Matrix<float> out,
+              bool tiled = false);
+
+  // Puts the rows of a matrix in tiles, in their place and with the same bytes, so that matmul()
+  // takes fewer instructions, with the same bits; no other product takes them then. False, with
+  // nothing changed, where the instruction set has no tiles, or there is a part of one.
+  bool tile_matrix(View<uint8_t> rows, DType dtype, size_t columns);
 
   // The same with the rows of `ids`: the bits of dot_rows() for each vector.
   void dot_rows_all(const Rows& rows, View<const int32_t> ids, Matrix<const float> x,
@@ -122,8 +128,14 @@ class Kernels {
   template <class RowOf>
   void multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matrix<const float> x,
                 Matrix<float> out);
-  template <class RowOf>
-  void multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const float> x,
+  void multiply_tiles(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
+                      Matrix<float> out);
+  // Of several vectors, where pack_panel(first row, rows, panel) packs rows.
+  template <class PackPanel>
+  void multiply_many(DType dtype, const PackPanel& pack_panel, Matrix<const float> x,
+                     Matrix<float> out);
+  template <class PackPanel>
+  void multiply_in_tiles(DType dtype, const PackPanel& pack_panel, Matrix<const float> x,
                          Matrix<float> out);
   void pack_vectors(DType dtype, Matrix<const float> x);
   // The same where a part is some of the vectors, with all of their rows.

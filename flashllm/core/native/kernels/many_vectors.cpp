@@ -1,6 +1,7 @@
 // Products of the same rows with many vectors, in panels of rows that are decoded once for all of
 // them. The order of summation is that of a vector by itself, so the bits are.
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -56,8 +57,8 @@ void Kernels::pack_vectors(DType dtype, Matrix<const float> x) {
   });
 }
 
-template <class RowOf>
-void Kernels::multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const float> x,
+template <class PackPanel>
+void Kernels::multiply_in_tiles(DType dtype, const PackPanel& pack_panel, Matrix<const float> x,
                                 Matrix<float> out) {
   const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
   const size_t steps = kernel.steps(x.columns);
@@ -85,10 +86,7 @@ void Kernels::multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const f
     const auto multiply_panel = [&](size_t p, size_t tile, size_t end) {
       const size_t first = p * rows_at_once;
       const size_t count = std::min(rows_at_once, out.columns - first);
-      PanelRows rows = {};
-      rows.count = count;
-      for (size_t r = 0; r < count; ++r) rows.rows[r] = row_of(first + r);
-      kernel.pack_rows(rows, x.columns, panel);
+      pack_panel(first, count, panel);
       for (; tile < end; ++tile) {
         const size_t vector = tile * kernel.vectors;
         const TileVectors of_tile = {packed + tile * vector_tile,
@@ -110,19 +108,32 @@ void Kernels::multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const f
   });
 }
 
+template <class PackPanel>
+void Kernels::multiply_many(DType dtype, const PackPanel& pack_panel, Matrix<const float> x,
+                            Matrix<float> out) {
+  const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
+  const size_t vector_bytes = kernel.steps(x.columns) * kernel.vector_piece_bytes;
+  const size_t tiles = std::max(kPackedBytes / (vector_bytes * kernel.vectors), size_t{1});
+  for (size_t v = 0; v < x.rows; v += tiles * kernel.vectors) {
+    const size_t count = std::min(tiles * kernel.vectors, x.rows - v);
+    multiply_in_tiles(dtype, pack_panel, {x.row(v), count, x.columns},
+                      {out.row(v), count, out.columns});
+  }
+}
+
 template <class RowOf>
 void Kernels::multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matrix<const float> x,
                        Matrix<float> out) {
   const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
   if (out.columns == 0) return;
   if (kernel.rows != 0 && x.rows > 1) {
-    const size_t vector_bytes = kernel.steps(x.columns) * kernel.vector_piece_bytes;
-    const size_t tiles = std::max(kPackedBytes / (vector_bytes * kernel.vectors), size_t{1});
-    for (size_t v = 0; v < x.rows; v += tiles * kernel.vectors) {
-      const size_t count = std::min(tiles * kernel.vectors, x.rows - v);
-      multiply_in_tiles(dtype, row_of, {x.row(v), count, x.columns},
-                        {out.row(v), count, out.columns});
-    }
+    const auto pack_panel = [&](size_t first, size_t count, uint8_t* panel) {
+      PanelRows rows = {};
+      rows.count = count;
+      for (size_t r = 0; r < count; ++r) rows.rows[r] = row_of(first + r);
+      kernel.pack_rows(rows, x.columns, panel);
+    };
+    multiply_many(dtype, pack_panel, x, out);
     return;
   }
   const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
@@ -138,8 +149,66 @@ void Kernels::multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matri
   }
 }
 
+bool Kernels::tile_matrix(View<uint8_t> rows, DType dtype, size_t columns) {
+  const auto lock = enter();
+  const TileKernel& kernel = table_.tiles[static_cast<size_t>(dtype)];
+  const size_t row = row_bytes(dtype, columns).get();
+  if (rows.size % row != 0) {
+    throw std::invalid_argument("rows has " + std::to_string(rows.size) + " bytes, which is no " +
+                                "whole number of rows of " + std::to_string(row));
+  }
+  const size_t count = rows.size / row;
+  if (kernel.rows == 0 || count % kernel.rows != 0) return false;
+  const size_t tiles = count / kernel.rows;
+  const size_t tile_bytes = kernel.rows * row;
+  const int parts = parts_for(rows.size, kPartsPerThread * static_cast<size_t>(threads_));
+  pool_->run(parts, [&](int part) {
+    uint8_t* const copy = scratch(tile_bytes);
+    for (size_t t = part_begin(tiles, part, parts); t < part_begin(tiles, part + 1, parts); ++t) {
+      uint8_t* const tile = rows.data + t * tile_bytes;
+      std::memcpy(copy, tile, tile_bytes);
+      kernel.pack(copy, columns, tile);
+    }
+  });
+  return true;
+}
+
+void Kernels::multiply_tiles(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
+                             Matrix<float> out) {
+  const ProductKernel& product = table_.product[static_cast<size_t>(dtype)];
+  const TileKernel& kernel = table_.tiles[static_cast<size_t>(dtype)];
+  if (kernel.rows == 0 || out.columns % kernel.rows != 0) {
+    throw std::invalid_argument(std::string(dtype_name(dtype)) + ": " +
+                                std::to_string(out.columns) + " rows have no tiles of " +
+                                table_.name);
+  }
+  const size_t tile_bytes = kernel.rows * row_bytes(dtype, x.columns).get();
+  if (x.rows > 1) {
+    const auto pack_panel = [&](size_t first, size_t, uint8_t* panel) {
+      kernel.to_panel(rows.data + first / kernel.rows * tile_bytes, x.columns, panel);
+    };
+    multiply_many(dtype, pack_panel, x, out);
+    return;
+  }
+  const size_t nbytes = product.steps(x.columns) * kernel.vector_piece_bytes;
+  packed_.resize(std::max(packed_.size(), ceil_div(nbytes, sizeof(CacheLine))));
+  const size_t tiles = out.columns / kernel.rows;
+  const int parts =
+      parts_for(rows.size, std::min(tiles, kPartsPerThread * static_cast<size_t>(threads_)));
+  for (size_t v = 0; v < x.rows; ++v) {
+    uint8_t* const packed = packed_.data()->bytes;
+    kernel.pack_vector(input_.prepare(dtype, x.row(v), x.columns), 0, packed);
+    const TileVectors vector = {packed, 1, x.columns, fast_};
+    pool_->run(parts, [&](int part) {
+      const size_t first = part_begin(tiles, part, parts);
+      const size_t count = part_begin(tiles, part + 1, parts) - first;
+      kernel.dot(rows.data + first * tile_bytes, count, vector, out.row(v) + first * kernel.rows);
+    });
+  }
+}
+
 void Kernels::matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
-                     Matrix<float> out) {
+                     Matrix<float> out, bool tiled) {
   const auto lock = enter();
   check_vectors("x", x.rows, "out", out.rows);
   const Checked bytes = row_bytes(dtype, x.columns);
@@ -148,6 +217,7 @@ void Kernels::matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> 
                                 std::to_string(out.columns) + " rows of " +
                                 std::to_string(bytes.get()) + " were expected");
   }
+  if (tiled) return multiply_tiles(rows, dtype, x, out);
   const size_t stride = bytes.get();
   multiply(dtype, stride, [&](size_t i) { return rows.data + i * stride; }, x, out);
 }

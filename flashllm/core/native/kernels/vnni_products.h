@@ -78,14 +78,16 @@ FLASH_INLINE void transpose(__m512i* rows) {
   }
 }
 
-// The bytes of 16 groups from byte `at` on of 16 rows, of which `nbytes` bytes each are there.
-template <class Numbers>
-FLASH_TARGET inline void pack_row_bytes(const uint8_t* const* rows, size_t at, size_t nbytes,
-                                        const size_t* places, uint8_t* to) {
+// Turns 16 groups from byte `at` on of 16 rows, of which `nbytes` bytes each are there: gives
+// put(group, piece, bytes) number `piece` of the four bytes of each row of a group, one of the 16.
+template <class Numbers, class Put>
+FLASH_INLINE void turn_row_bytes(const uint8_t* const* rows, size_t at, size_t nbytes,
+                                 const Put& put) {
   constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
   constexpr size_t kPieces = kGroupBytes / 4;
   const size_t end = std::min(at + kInputGroups * kGroupBytes, nbytes);
-  for (size_t from = at; from < end; from += 64, places += 64 / kGroupBytes) {
+  size_t first = 0;
+  for (size_t from = at; from < end; from += 64, first += 64 / kGroupBytes) {
     __m512i bytes[16];
 #pragma GCC unroll 16
     for (size_t r = 0; r < 16; ++r) {
@@ -98,18 +100,21 @@ FLASH_TARGET inline void pack_row_bytes(const uint8_t* const* rows, size_t at, s
     transpose(bytes);
     const size_t groups = std::min((end - from) / kGroupBytes, 64 / kGroupBytes);
     for (size_t g = 0; g < groups; ++g) {
-      uint8_t* const group = to + places[g] * RowLanes::row_group_bytes;
-      constexpr size_t kStep = RowLanes::across * 64;
-      for (size_t p = 0; p < kPieces; ++p) {
-        const __m512i four = bytes[g * kPieces + p];
-        if constexpr (Numbers::dtype == DType::int8) {
-          _mm512_storeu_si512(group + p * kStep, I::whole(four));
-        } else {
-          _mm512_storeu_si512(group + p * kStep, Numbers::template first<I>(four));
-          _mm512_storeu_si512(group + (kPieces + p) * kStep, Numbers::template second<I>(four));
-        }
-      }
+      for (size_t p = 0; p < kPieces; ++p) put(first + g, p, bytes[g * kPieces + p]);
     }
+  }
+}
+
+// Four bytes of each of 16 rows, as bytes of their numbers: piece `piece` of a group in a panel.
+template <class Numbers>
+FLASH_INLINE void put_whole(__m512i four, size_t piece, uint8_t* group) {
+  constexpr size_t kPieces = group_bytes(Numbers::dtype) / 4;
+  constexpr size_t kStep = RowLanes::across * 64;
+  if constexpr (Numbers::dtype == DType::int8) {
+    _mm512_storeu_si512(group + piece * kStep, I::whole(four));
+  } else {
+    _mm512_storeu_si512(group + piece * kStep, Numbers::template first<I>(four));
+    _mm512_storeu_si512(group + (kPieces + piece) * kStep, Numbers::template second<I>(four));
   }
 }
 
@@ -131,7 +136,10 @@ FLASH_TARGET void pack_row_lanes(const PanelRows& rows, size_t columns, uint8_t*
         const uint8_t* const at = from[r] + nbytes + g * Scale::item_bytes;
         scales[r] = _mm512_castps_si512(load_scales<V, Scale>(at, count));
       }
-      pack_row_bytes<Numbers>(from, g * kGroupBytes, nbytes, places.data(), to + 64 * i);
+      turn_row_bytes<Numbers>(
+          from, g * kGroupBytes, nbytes, [&](size_t group, size_t p, __m512i four) FLASH_TARGET {
+            put_whole<Numbers>(four, p, to + places[group] * RowLanes::row_group_bytes + 64 * i);
+          });
       transpose(scales);
       for (size_t k = 0; k < count; ++k) {
         uint8_t* const group = to + places[k] * RowLanes::row_group_bytes;
@@ -142,25 +150,27 @@ FLASH_TARGET void pack_row_lanes(const PanelRows& rows, size_t columns, uint8_t*
   }
 }
 
-template <class Numbers>
+// As member `member` of a tile of `Vectors`.
+template <class Numbers, size_t Vectors>
 void pack_vector_lanes(const DotInput& x, size_t member, uint8_t* to) {
   constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
   constexpr size_t kLanes = kGroupBytes / 4;
+  constexpr size_t kHalfBytes = Vectors * kGroup;
   const size_t groups = group_count(x.columns);
   std::array<size_t, kInputGroups> places = LaneOrder(groups).of_groups();
   for (size_t g = 0; g < groups; ++g) {
-    uint8_t* const group = to + places[g % kInputGroups]++ * RowLanes::vector_group_bytes;
+    uint8_t* const group = to + places[g % kInputGroups]++ * Vectors * RowLanes::member_group_bytes;
     for (size_t p = 0; p < RowLanes::pieces; ++p) {
       const size_t at = g * kGroupBytes + p % kLanes * 4 + p / kLanes * x.half_stride;
-      uint8_t* const piece = group + (p * RowLanes::vectors + member) * 4;
+      uint8_t* const piece = group + (p * Vectors + member) * 4;
       std::memcpy(piece, x.high + at, 4);
-      std::memcpy(piece + RowLanes::half_bytes, x.low + at, 4);
+      std::memcpy(piece + kHalfBytes, x.low + at, 4);
     }
     int32_t seed = 0;
     for (size_t lane = 0; lane < kLanes; ++lane) seed += x.seeds[g * kLanes + lane];
-    uint8_t* const rest = group + 2 * RowLanes::half_bytes + member * 4;
+    uint8_t* const rest = group + 2 * kHalfBytes + member * 4;
     std::memcpy(rest, &seed, sizeof(seed));
-    std::memcpy(rest + RowLanes::vectors * 4, x.scales + g, sizeof(float));
+    std::memcpy(rest + Vectors * 4, x.scales + g, sizeof(float));
   }
 }
 
@@ -198,46 +208,50 @@ FLASH_INLINE void dot_half(const uint8_t* weights, const uint8_t* numbers,
   }
 }
 
-// Adds a group to the sums of `Count` vectors.
-template <size_t Count, bool kOnlyHigh>
-FLASH_INLINE void add_group(const uint8_t* rows, const uint8_t* x,
-                            __m512 (*sums)[RowLanes::across]) {
-  constexpr size_t kAcross = RowLanes::across;
-  __m512i lanes[Count][kAcross];
+// A packed tile of rows, with a packed tile of vectors.
+struct PanelLanes {
+  static constexpr size_t row_group_bytes = RowLanes::row_group_bytes;
+  static constexpr size_t vector_group_bytes = RowLanes::vector_group_bytes;
+  // Adds a group to the sums of `Count` vectors.
+  template <size_t Count, bool kOnlyHigh>
+  FLASH_INLINE void add_group(const uint8_t* rows, const uint8_t* x,
+                              __m512 (*sums)[RowLanes::across]) {
+    constexpr size_t kAcross = RowLanes::across;
+    __m512i lanes[Count][kAcross];
 #pragma GCC unroll 16
-  for (size_t v = 0; v < Count; ++v) {
-    const __m512i seed = I::fill(int_at(x + 2 * RowLanes::half_bytes + v * 4));
+    for (size_t v = 0; v < Count; ++v) {
+      const __m512i seed = I::fill(int_at(x + 2 * RowLanes::half_bytes + v * 4));
 #pragma GCC unroll 4
-    for (size_t i = 0; i < kAcross; ++i) lanes[v][i] = seed;
-  }
-  dot_half<Count>(rows, x, lanes);
+      for (size_t i = 0; i < kAcross; ++i) lanes[v][i] = seed;
+    }
+    dot_half<Count>(rows, x, lanes);
 #pragma GCC unroll 16
-  for (size_t v = 0; v < Count; ++v) {
+    for (size_t v = 0; v < Count; ++v) {
 #pragma GCC unroll 4
-    for (size_t i = 0; i < kAcross; ++i) lanes[v][i] = I::times_128(lanes[v][i]);
-  }
-  if constexpr (!kOnlyHigh) dot_half<Count>(rows, x + RowLanes::half_bytes, lanes);
-  __m512 scales[kAcross];
-#pragma GCC unroll 4
-  for (size_t i = 0; i < kAcross; ++i) {
-    scales[i] = _mm512_loadu_ps(rows + RowLanes::rows * kGroup + 64 * i);
-  }
-#pragma GCC unroll 16
-  for (size_t v = 0; v < Count; ++v) {
-    const uint8_t* at = x + 2 * RowLanes::half_bytes + (RowLanes::vectors + v) * 4;
-    const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(int_at(at)));
+      for (size_t i = 0; i < kAcross; ++i) lanes[v][i] = I::times_128(lanes[v][i]);
+    }
+    if constexpr (!kOnlyHigh) dot_half<Count>(rows, x + RowLanes::half_bytes, lanes);
+    __m512 scales[kAcross];
 #pragma GCC unroll 4
     for (size_t i = 0; i < kAcross; ++i) {
-      sums[v][i] = V::fma(I::to_float(lanes[v][i]), V::multiply(scales[i], scale), sums[v][i]);
+      scales[i] = _mm512_loadu_ps(rows + RowLanes::rows * kGroup + 64 * i);
+    }
+#pragma GCC unroll 16
+    for (size_t v = 0; v < Count; ++v) {
+      const uint8_t* at = x + 2 * RowLanes::half_bytes + (RowLanes::vectors + v) * 4;
+      const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(int_at(at)));
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kAcross; ++i) {
+        sums[v][i] = V::fma(I::to_float(lanes[v][i]), V::multiply(scales[i], scale), sums[v][i]);
+      }
     }
   }
-}
+};
 
-template <size_t Count, bool kOnlyHigh>
-FLASH_TARGET void multiply_lanes(const TilePanel& panel, const TileVectors& x, float* out,
-                                 size_t out_stride) {
+template <class Tile, size_t Count, bool kOnlyHigh>
+FLASH_TARGET void multiply_lanes(const LaneOrder& order, const TilePanel& panel,
+                                 const TileVectors& x, float* out, size_t out_stride) {
   constexpr size_t kAcross = RowLanes::across;
-  const LaneOrder order(group_count(x.columns));
   const uint8_t* rows = panel.packed;
   const uint8_t* vectors = x.packed;
   // Sums of 1, 2, 4 and 8 lanes that wait for their neighbours, and that of all 16. Without groups
@@ -249,9 +263,9 @@ FLASH_TARGET void multiply_lanes(const TilePanel& panel, const TileVectors& x, f
     bool any = order.groups[place] != 0;
     for (auto& of_vector : sums) std::fill_n(of_vector, kAcross, V::zero());
     for (size_t g = 0; g < order.groups[place]; ++g) {
-      add_group<Count, kOnlyHigh>(rows, vectors, sums);
-      rows += RowLanes::row_group_bytes;
-      vectors += RowLanes::vector_group_bytes;
+      Tile::template add_group<Count, kOnlyHigh>(rows, vectors, sums);
+      rows += Tile::row_group_bytes;
+      vectors += Tile::vector_group_bytes;
     }
     size_t level = 0;
     for (; (place >> level & 1) != 0; ++level) {
@@ -283,8 +297,11 @@ void multiply_row_lanes(const TilePanel& panel, const TileVectors& x, float* out
   if constexpr (Count > 1) {
     if (x.count < Count) return multiply_row_lanes<Count - 1>(panel, x, out, out_stride);
   }
-  if (x.only_high) return multiply_lanes<Count, true>(panel, x, out, out_stride);
-  multiply_lanes<Count, false>(panel, x, out, out_stride);
+  const LaneOrder order(group_count(x.columns));
+  if (x.only_high) {
+    return multiply_lanes<PanelLanes, Count, true>(order, panel, x, out, out_stride);
+  }
+  multiply_lanes<PanelLanes, Count, false>(order, panel, x, out, out_stride);
 }
 
 template <class Numbers>
@@ -295,7 +312,7 @@ ProductKernel lane_product() {
           RowLanes::member_group_bytes,
           group_count,
           pack_row_lanes<Numbers>,
-          pack_vector_lanes<Numbers>,
+          pack_vector_lanes<Numbers, RowLanes::vectors>,
           multiply_row_lanes<>};
 }
 

@@ -1,0 +1,28 @@
+"""Resident matrices whose rows are put in tiles, where the instruction set multiplies those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from flashllm import core
+from flashllm.dtypes import GROUP_BYTES
+from flashllm.flash.raw_tensor import RawTensor
+
+LOOKED_UP = ("embed.weight", "embed.positions")
+"""Their rows are looked up one by one too."""
+
+
+def tile_matrices(resident: Mapping[str, RawTensor], kernels: core.Kernels) -> dict[str, RawTensor]:
+    """The same tensors, those that are only multiplied in tiles, in their memory."""
+    return {
+        name: tensor if name in LOOKED_UP else _tiled(tensor, kernels)
+        for name, tensor in resident.items()
+    }
+
+
+def _tiled(tensor: RawTensor, kernels: core.Kernels) -> RawTensor:
+    if tensor.dtype not in GROUP_BYTES or tensor.is_tiled:
+        return tensor
+    is_tiled = kernels.tile_matrix(tensor.raw, tensor.dtype, tensor.shape[-1])
+    return replace(tensor, is_tiled=is_tiled)
