@@ -72,9 +72,12 @@ def test_a_rate_is_the_bytes_that_the_kernel_goes_through(
         assert machine_rates.matvec_rate(kernels, buffer, "f16", 8192) == 4 * MIB
         assert machine_rates.matvec_rate(kernels, buffer, "f16", 256) == 2 * MIB
         assert machine_rates.scattered_rate(kernels, buffer, "f32") == 64 * 2 * 8192
-        # As many weights in a row as of 16 bits: 4096 are 4352 bytes in int8, 2304 in int4.
-        assert machine_rates.matvec_rate(kernels, buffer, "int8", 8192) == 4 * MIB // 4352 * 4352
-        assert machine_rates.matvec_rate(kernels, buffer, "int4", 256) == 2 * MIB // 72 * 72
+        # As many weights in a row as of 16 bits: 4096 are 4352 bytes in int8, 2304 in int4. Rows
+        # make whole tiles.
+        rows = 4 * MIB // 4352 // 32 * 32
+        assert machine_rates.matvec_rate(kernels, buffer, "int8", 8192) == rows * 4352
+        rows = 2 * MIB // 72 // 32 * 32
+        assert machine_rates.matvec_rate(kernels, buffer, "int4", 256) == rows * 72
         assert machine_rates.scattered_rate(kernels, buffer, "int4") == 227 * 2 * 2304
         assert machine_rates.chunk_rate("bf16", 1) == 4 * MIB * 128
     finally:

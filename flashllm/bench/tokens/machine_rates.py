@@ -64,6 +64,8 @@ WARMING_TOKENS = 16
 TIMED_TOKENS = 64
 REST_PARTS = ("head", "sample", "other")
 """Parts of a token that belong to no layer."""
+_ROWS_TOGETHER = 32
+"""Those of a tile, if there are tiles."""
 _PATTERN = 0x3C
 """A byte that makes small finite numbers in every encoding."""
 _CPUS = Path("/sys/devices/system/cpu")
@@ -167,16 +169,22 @@ def pages_rate(memory: NDArray[np.uint8], threads: int) -> float:
 
 
 def matvec_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str, row_bytes: int) -> float:
-    """Bytes per second of matrices times a vector, rows of `row_bytes`, each matrix another one."""
-    call_bytes = CALL_BYTES if row_bytes == ROW_BYTES else NARROW_CALL_BYTES
+    """Bytes per second of matrices times a vector, rows of `row_bytes`, each matrix another one.
+
+    Wide rows are those of resident matrices, which lie in tiles where there are some.
+    """
+    is_wide = row_bytes == ROW_BYTES
+    call_bytes = CALL_BYTES if is_wide else NARROW_CALL_BYTES
     columns, row_bytes = _row(dtype, row_bytes)
-    call_bytes = min(call_bytes, buffer.nbytes) // row_bytes * row_bytes
+    rows = min(call_bytes, buffer.nbytes) // row_bytes
+    rows = rows // _ROWS_TOGETHER * _ROWS_TOGETHER or rows
+    call_bytes = rows * row_bytes
     pieces = np.split(buffer.array()[: buffer.nbytes // call_bytes * call_bytes],
                       buffer.nbytes // call_bytes)  # fmt: skip
+    tiled = is_wide and all([kernels.tile_matrix(piece, dtype, columns) for piece in pieces])
     following = _from_elsewhere(pieces, dtype)
-    x = np.ones(columns, np.float32)
-    out = np.empty(call_bytes // row_bytes, np.float32)
-    return call_bytes / _median_call(lambda: kernels.matvec(next(following), dtype, x, out))
+    x, out = np.ones((1, columns), np.float32), np.empty((1, rows), np.float32)
+    return call_bytes / _median_call(lambda: kernels.matmul(next(following), dtype, x, out, tiled))
 
 
 def scattered_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> float:
