@@ -181,7 +181,7 @@ def matvec_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str, row_byte
     call_bytes = rows * row_bytes
     pieces = np.split(buffer.array()[: buffer.nbytes // call_bytes * call_bytes],
                       buffer.nbytes // call_bytes)  # fmt: skip
-    tiled = is_wide and all([kernels.tile_matrix(piece, dtype, columns) for piece in pieces])
+    tiled = is_wide and all(kernels.tile_matrix(piece, dtype, columns) for piece in pieces)
     following = _from_elsewhere(pieces, dtype)
     x, out = np.ones((1, columns), np.float32), np.empty((1, rows), np.float32)
     return call_bytes / _median_call(lambda: kernels.matmul(next(following), dtype, x, out, tiled))
