@@ -300,6 +300,20 @@ def test_predictors_in_groups(tmp_path: Path, dtype: str) -> None:
         convert(source, tmp_path / "f16", **again, predictor_dtype="f16")
 
 
+def test_predictors_in_f32_become_f16(tmp_path: Path) -> None:
+    tensors = predictors(tmp_path / "f16.safetensors")
+    wide = {name: values.astype(np.float32) for name, values in tensors.items()}
+    save_file(wide, tmp_path / "predictors.safetensors")
+    source = write_checkpoint(tmp_path / "source")
+    wish = {"predictors": tmp_path / "predictors.safetensors", "predictor_dtype": "f16"}
+    convert(source, tmp_path / "out", **wish)
+    assert verify(tmp_path / "out").ok
+    stored = load_file(tmp_path / "out" / "predictors.safetensors")
+    for name, values in tensors.items():
+        assert stored[name].dtype == values.dtype
+        np.testing.assert_array_equal(stored[name], values)
+
+
 def test_predictors_need_predictors(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
     with pytest.raises(UsageError, match="--predictor-dtype int8: there are to be no predictors"):
