@@ -12,7 +12,7 @@ import pytest
 
 from flashllm.bench.disk.probe import BUFFER_BYTES
 from flashllm.bench.tokens import machine_probe as bound_module
-from flashllm.bench.tokens.machine_probe import MachineProbe, mean_read_bytes
+from flashllm.bench.tokens.machine_probe import MachineProbe, mean_read_bytes, memory_warning
 from flashllm.bench.tokens.machine_rates import pages_rate
 from flashllm.bench.tokens.samples import WARM, ReaderCounts
 from flashllm.errors import ReadFailed
@@ -146,3 +146,8 @@ def test_where_the_ceiling_has_no_room_the_models_own_weights_are_read(
 def test_memory_that_is_there_is_read_whole_pieces_of_it() -> None:
     assert pages_rate(WEIGHTS, 1) > 0
     assert pages_rate(WEIGHTS[:1000], 2) > 0
+
+
+def test_memory_that_is_faster_at_times_is_spoken_of() -> None:
+    assert memory_warning([]) == memory_warning([50e9]) == memory_warning([50e9, 59e9, 55e9]) == ""
+    assert "memory gave 45 to 75 GB/s" in memory_warning([75e9, 45e9, 46e9])

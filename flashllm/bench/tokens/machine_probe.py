@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ PROBE_REPEATS = 1
 MARGIN_BYTES = 6 << 20
 """Left below the ceiling: for the threads that read, and for what the process may yet take."""
 BUFFER_BYTES_LEAST = 2 << 20
+MEMORY_RATES_APART = 1.2
+"""Rates of memory that differ by more are reported."""
 _TOUCH = 1
 
 
@@ -104,6 +106,21 @@ class MachineProbe:
         # Memory that was never written is one page of zeros, which the cache holds.
         buffer.array().fill(_TOUCH)
         return dram_rate(buffer, self._dram_threads)
+
+
+def memory_warning(rates: Sequence[float]) -> str:
+    """A sentence about memory that was faster at times, from bytes per second; "" if it was not.
+
+    A virtual machine's processors may be threads of one core at times, and cores at others.
+    """
+    if not rates or max(rates) <= MEMORY_RATES_APART * min(rates):
+        return ""
+    least, most = (f"{rate / 1e9:.0f}" for rate in (min(rates), max(rates)))
+    return (
+        f"memory gave {least} to {most} GB/s between the runs, so the bound and the time may be of"
+        " different moments. Other programs do that, and virtual machines whose processors share a"
+        " core at times: compare runs by turns"
+    )
 
 
 def mean_read_bytes(reader: ReaderCounts, alignment: int) -> int:

@@ -148,6 +148,10 @@ def _print(
         remark(f"{arguments.runs} runs say little about spread; {RUNS_ADVISED} or more would")
     if warning := stolen_warning([run["stolen_share"] for run in report["runs"]]):
         remark(warning)
+    from flashllm.bench.tokens.machine_probe import memory_warning
+
+    if warning := memory_warning([one["dram_bytes_per_second"] for one in report["probes"]]):
+        remark(warning)
     if not report["complete"]:
         remark("interrupted; the report is of what was measured until then")
         return interrupted
