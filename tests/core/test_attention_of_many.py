@@ -118,7 +118,9 @@ def test_any_shape_has_these_bits_and_agrees_with_the_twin(
     if sinks:
         case.with_sinks()
     expected = case.together(numpy_core.Kernels())
-    tolerance = 1e-3 if dtype in GROUP_BYTES else 1e-5
+    # Beside groups a query has 14 bits: of 140 columns, at this scale, that is 3e-4 of a score
+    # in the mean; of the worst of many elements six times as much, and values are 3 apart or so.
+    tolerance = 4e-3 if dtype in GROUP_BYTES else 1e-5
     for isa in _core.available_isas():
         kernels = _core.Kernels(2, isa)
         found = case.together(kernels)
