@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -210,6 +211,16 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *arguments], stderr=subprocess.PIPE, text=True)
 
 
+def other_stages() -> list[psutil.Process]:
+    """Processes of stages, without those that have ended: an earlier test may have left one."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "flashllm.engine.pipeline.following" in child.cmdline():
+                found.append(child)
+    return found
+
+
 def test_a_stage_that_dies_ends_the_batch_which_can_go_on(demo: Path, tmp_path: Path) -> None:
     rows = write(tmp_path, demo_rows())
     assert main(["batch", str(rows), str(tmp_path / "alone"), str(demo)]) == 0
@@ -218,10 +229,9 @@ def test_a_stage_that_dies_ends_the_batch_which_can_go_on(demo: Path, tmp_path: 
 
     def kill_the_other() -> None:
         if not pids:
-            for child in psutil.Process().children():
-                if "flashllm.engine.pipeline.following" in child.cmdline():
-                    pids.append(child.pid)
-                    os.kill(child.pid, signal.SIGKILL)
+            for child in other_stages():
+                pids.append(child.pid)
+                os.kill(child.pid, signal.SIGKILL)
 
     def answer(model: Model, on_row: Callable[[], None]) -> None:
         with open_rows(str(rows)) as given, FileOutput(out, given, key) as output:
@@ -240,7 +250,7 @@ def test_a_stage_that_dies_ends_the_batch_which_can_go_on(demo: Path, tmp_path: 
     with open_pipeline(demo, options, 3) as model:
         answer(model, lambda: None)
     assert out.read_bytes() == (tmp_path / "alone").read_bytes()
-    assert not psutil.Process().children()
+    assert not other_stages()
 
 
 def test_damage_is_found_by_the_stage_that_reads_it(
