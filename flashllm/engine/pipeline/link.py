@@ -37,6 +37,9 @@ _ANNOUNCEMENT, _HIDDEN, _LOGITS = 1, 2, 3
 """Tags of messages, of which each kind is in order."""
 _FLOATS, _FAILURE = 0, 1
 _SENT_MOST = 4
+_RECEIVED = timedelta(seconds=60)
+"""What was received long ago is let go of at once; of a peer that has died gloo may not tell that,
+and would be waited for until the longest silence."""
 """Hidden states that may be on their way; more wait for the next stage."""
 _T = TypeVar("_T")
 
@@ -228,7 +231,7 @@ class GlooLink:
             if call in self._failed:
                 self._abandoned.append(old)
             else:
-                self._do(peer, work.wait)
+                self._do(peer, functools.partial(work.wait, _RECEIVED))
 
     def _wait_for_sent(self) -> None:
         work, _ = self._sent.popleft()
