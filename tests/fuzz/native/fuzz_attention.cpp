@@ -203,16 +203,18 @@ void check_runs(FuzzInput* input) {
       is_layer ? static_cast<int64_t>(one.keys.size()) / row / one.rows.kv_heads : 1;
   std::vector<int64_t> runs;
   std::vector<int32_t> ends;
+  bool is_whole = is_layer;  // where there are too many runs, the last heads lack some
   for (size_t head = 0; head < heads; ++head) {
-    for (int64_t at = 0; at < one.seen.end && runs.size() < 600;) {
+    int64_t at = 0;
+    while (at < one.seen.end && runs.size() < 600) {
       const int64_t count = std::min(input->within(1, 20), one.seen.end - at);
       const int64_t begin = (static_cast<int64_t>(head) * capacity + at) * row;
       runs.insert(runs.end(), {begin, begin, count});
       at += count;
     }
+    is_whole = is_whole && at == one.seen.end;
     ends.push_back(static_cast<int32_t>(runs.size() / 3));
   }
-  bool is_whole = is_layer;
   if (input->byte() % 4 == 3 && !runs.empty()) {
     is_whole = false;
     runs[input->size_within(0, runs.size() - 1)] =
