@@ -22,7 +22,7 @@ def tile_matrices(resident: Mapping[str, RawTensor], kernels: core.Kernels) -> d
 
 
 def _tiled(tensor: RawTensor, kernels: core.Kernels) -> RawTensor:
-    if tensor.dtype not in GROUP_BYTES or tensor.is_tiled:
+    if tensor.dtype not in GROUP_BYTES:
         return tensor
     is_tiled = kernels.tile_matrix(tensor.raw, tensor.dtype, tensor.shape[-1])
     return replace(tensor, is_tiled=is_tiled)

@@ -37,10 +37,10 @@ _ANNOUNCEMENT, _HIDDEN, _LOGITS = 1, 2, 3
 """Tags of messages, of which each kind is in order."""
 _FLOATS, _FAILURE = 0, 1
 _SENT_MOST = 4
-_RECEIVED = timedelta(seconds=60)
-"""What was received long ago is let go of at once; of a peer that has died gloo may not tell that,
-and would be waited for until the longest silence."""
 """Hidden states that may be on their way; more wait for the next stage."""
+_LET_GO_WITHIN = timedelta(seconds=60)
+"""What was received before is let go of at once; but of a peer that died since, gloo may not tell
+that it was, and would wait for `SILENCE_SECONDS`."""
 _T = TypeVar("_T")
 
 
@@ -231,7 +231,7 @@ class GlooLink:
             if call in self._failed:
                 self._abandoned.append(old)
             else:
-                self._do(peer, functools.partial(work.wait, _RECEIVED))
+                self._do(peer, functools.partial(work.wait, _LET_GO_WITHIN))
 
     def _wait_for_sent(self) -> None:
         work, _ = self._sent.popleft()
