@@ -110,9 +110,8 @@ SESSIONS_BINDINGS: list[BindingType] = [
 SETTINGS_BINDINGS: list[BindingType] = [
     Binding("ctrl+s", "apply", "Apply", priority=True, id="settings.apply"),
     Binding("escape", "leave", "Leave as it was", priority=True, id="settings.leave"),
-    Binding("tab,down", "app.focus_next", "Next", show=False, id="settings.next"),
-    Binding("shift+tab,up", "app.focus_previous", "Previous", show=False,
-            id="settings.previous"),
+    Binding("tab,down", "move(1)", "Next", show=False, id="settings.next"),
+    Binding("shift+tab,up", "move(-1)", "Previous", show=False, id="settings.previous"),
 ]  # fmt: skip
 
 PICKER_BINDINGS: list[BindingType] = [

@@ -33,6 +33,8 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         self.shown_text = ""
         """What came, harmless already; marks of reasoning are in it, which are not shown."""
         self._note = note
+        self._note_line: Static | None = None
+        """None until there is a remark: most answers have none, and each widget takes memory."""
         self._sanitizer = Sanitizer()
         self._cutter = MarkdownSplitter()
         self._splitter = ReasoningSplitter()
@@ -58,10 +60,9 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         if self._reasoning is not None:
             yield self._reasoning
         yield from self._documents
-        yield Static(Content(self._note), classes="note", markup=False)
 
     def on_mount(self) -> None:
-        """An empty remark takes no line."""
+        """The remark, where there is one."""
         self.show_note(self._note)
 
     async def expect(self) -> None:
@@ -146,9 +147,14 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
     def show_note(self, note: str) -> None:
         """On a line of its own, if there is something to say."""
         self._note = note
-        for line in self.query(".note").results(Static):
-            line.update(Content(note))
-            line.display = bool(note)
+        if not self.is_mounted:
+            return  # it is shown then
+        if self._note_line is None and note:
+            self._note_line = Static(Content(note), classes="note", markup=False)
+            self.mount(self._note_line)
+        elif self._note_line is not None:
+            self._note_line.update(Content(note))
+            self._note_line.display = bool(note)
 
     def _harmless(self, text: str) -> str:
         clean = _OTHER_LINE_ENDS.sub("\n", self._sanitizer.feed(text))
