@@ -1,14 +1,15 @@
 """Use of the chat for as long as one likes: `python -m benchmarks.soak [--minutes 60]`.
 
 A real chat with its real engine, on a pseudo-terminal. By a seed it is asked, stopped, continued,
-given other conversations, pages and sizes; it is stopped by signals, its engine is paused and
-killed. Memory, descriptors and threads of all processes are looked at four times a second, and are
-lines of JSON in the log, as is every action. The exit code is 1 where a limit does not hold:
+given other conversations, pages and sizes; it is stopped by signals, its engine is paused, and in
+the first third of the time killed, so that the last one has a life to grow in. Memory, descriptors
+and threads of all processes are looked at four times a second, and are lines of JSON in the log, as
+is every action. The exit code is 1 where a limit does not hold:
 
 - memory of all processes together stays below the ceiling (--memory);
-- after the beginning (a sixth of the time, ten minutes at most) it grows by 1 MiB at most, and
-  descriptors and threads not at all; a soak of less than ten minutes is all beginning, and its
-  growth of memory is only told;
+- after the beginning of a process (a sixth of the time, ten minutes at most) it grows by 1 MiB at
+  most, and its descriptors and threads not at all; a soak of less than ten minutes is all
+  beginning, and its growth of memory is only told;
 - every answer comes to its end, the chat is left by Ctrl+Q, and the terminal is as it was.
 
 The last line is JSON.
@@ -34,7 +35,7 @@ from benchmarks.own_command import ask, ended, remark
 from benchmarks.results import markdown
 from benchmarks.soak.actions import CTRL_Q, User
 from benchmarks.soak.processes import Watch
-from benchmarks.soak.verdict import Finding, judge
+from benchmarks.soak.verdict import LOSING_SHARE, Finding, judge
 from flashllm.bench.header import run_header
 from flashllm.cli.shared.flags import argument
 from flashllm.errors import FlashllmError, ReadFailed
@@ -73,7 +74,7 @@ def use(options: argparse.Namespace, log: IO[str]) -> tuple[User, Watch, float]:
 def _use(user: User, watch: Watch, seconds: float) -> None:
     told = 0.0
     while watch.seconds < seconds:
-        action = user.choose()
+        action = user.choose(spares_engine=watch.seconds > LOSING_SHARE * seconds)
         watch.write({"kind": "action", "seconds": round(watch.seconds, 2), "action": action})
         user.do(action)
         if watch.seconds - told >= TELL_SECONDS and watch.looks:

@@ -15,6 +15,7 @@ from benchmarks.chat.terminal import ChatTerminal
 from benchmarks.soak.processes import engine_of
 from flashllm.errors import ReadFailed
 
+KILL = "kill the engine"
 READY, FAILED, REFUSED = "ready", "failed", "there is no command /nonsense"
 ESCAPE, ENTER, DOWN = "\x1b", "\r", "\x1b[B"
 CTRL_C, CTRL_N, CTRL_R = "\x03", "\x0e", "\x12"
@@ -61,12 +62,12 @@ class User:
             "resize": (2, self._resize),
             "SIGSTOP to the chat": (2, self._pause_chat),
             "slow engine": (2, self._pause_engine),
-            "kill the engine": (1, self._kill_engine),
+            KILL: (3, self._kill_engine),
         }
 
-    def choose(self) -> str:
+    def choose(self, spares_engine: bool = False) -> str:
         """The next action, by weight."""
-        names = list(self._actions)
+        names = [name for name in self._actions if not (spares_engine and name == KILL)]
         return self._random.choices(names, [self._actions[name][0] for name in names])[0]
 
     def do(self, action: str) -> None:

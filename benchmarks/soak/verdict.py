@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.soak.processes import APPLICATION, ENGINE, Look, ProcessUse
@@ -13,6 +13,8 @@ BEGINNING_SECONDS_MAX = 600.0
 BEGINNING_SHARE = 1 / 6
 JUDGED_SECONDS_MIN = 600.0
 """A shorter soak is all beginning: its growth is told, and not judged."""
+LOSING_SHARE = 1 / 3
+"""Of a soak, in which engines are killed: the last one lives, and what it grows by can be seen."""
 GROWTH_MIB_MAX = 1.0
 COUNT_GROWTH_SHORT_MAX = 8
 """Of descriptors or threads in a short soak, in which libraries begin threads that they keep."""
@@ -56,29 +58,37 @@ def judge(looks: Sequence[Look], ceiling_bytes: int, seconds: float) -> list[Fin
         Finding("RSS of all processes, peak", "", "", peak / MIB, "MiB", ceiling_bytes / MIB)
     ]
     size = beginning_seconds(seconds)
-    windows = (
-        [look for look in looks if size <= look.seconds < 2 * size],
-        [look for look in looks if seconds - size <= look.seconds],
-    )
     is_judged = seconds >= JUDGED_SECONDS_MIN
     for role in (APPLICATION, ENGINE):
-        # Near the top, so that an engine that has just begun does not count.
-        before, after = (_high(_values(window, role, _rss_mib)) for window in windows)
+        life = _last_life(looks, role)
+        end = life[-1][0] if life else 0.0
+        windows = (
+            [use for age, use in life if size <= age < 2 * size],
+            [use for age, use in life if end - size <= age],
+        )
+        before, after = (_high([_rss_mib(use) for use in window]) for window in windows)
         limit = GROWTH_MIB_MAX if is_judged else None
         findings.append(_growth(f"RSS of the {role}", before, after, "MiB", limit))
         for name, value in (("descriptors", _descriptors), ("threads", _threads)):
-            before, after = (_median(_values(window, role, value)) for window in windows)
+            before, after = (_median([value(use) for use in window]) for window in windows)
             limit = 0 if is_judged else COUNT_GROWTH_SHORT_MAX
             findings.append(_growth(f"{name} of the {role}", before, after, "", limit))
     return findings
 
 
+def _last_life(looks: Sequence[Look], role: str) -> list[tuple[float, ProcessUse]]:
+    """What the last process of a role took, by its age in seconds.
+
+    An engine that came after another was lost has no growth beside that one: how much it takes at
+    its most depends on the prompts that it gets.
+    """
+    uses = [(look.seconds, use) for look in looks if (use := look.of(role)) is not None]
+    own = [(seconds, use) for seconds, use in uses if use.pid == uses[-1][1].pid]
+    return [(seconds - own[0][0], use) for seconds, use in own]
+
+
 def _growth(name: str, before: float, after: float, unit: str, limit: float | None) -> Finding:
     return Finding(name, f"{before:.5g}", f"{after:.5g}", after - before, unit, limit)
-
-
-def _values(looks: Sequence[Look], role: str, value: Callable[[ProcessUse], float]) -> list[float]:
-    return [value(use) for look in looks if (use := look.of(role)) is not None]
 
 
 def _rss_mib(use: ProcessUse) -> float:

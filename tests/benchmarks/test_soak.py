@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.soak import processes
-from benchmarks.soak.actions import User
+from benchmarks.soak.actions import KILL, User
 from benchmarks.soak.processes import APPLICATION, ENGINE, Look, ProcessUse, Watch, look_at
 from benchmarks.soak.verdict import beginning_seconds, judge
 
@@ -56,16 +56,31 @@ def test_what_breaks_a_limit_is_named(found: Iterator[Look], names: list[str]) -
     assert broken(found) == names
 
 
-def test_engines_that_have_just_begun_are_no_growth() -> None:
-    def restarted() -> Iterator[Look]:
-        for look in looks():
-            if look.seconds % 150 < 5:  # it fills its slots
-                engine = ProcessUse(ENGINE, 2, 100 * MIB, 30, 40)
-                yield Look(look.seconds, (look.processes[0], engine))
-            else:
-                yield look
+def engines(rss_mib: Callable[[int, float], float]) -> Iterator[Look]:
+    """One engine after the other until a third of the time, and one that stays; each by its age."""
+    begun = 0.0
+    for look in looks():
+        if look.seconds <= SECONDS / 3 and look.seconds % 100 == 0:
+            begun = look.seconds
+        number, age = int(begun // 100), look.seconds - begun
+        engine = ProcessUse(ENGINE, 2 + number, int(rss_mib(number, age) * MIB), 30, 40)
+        yield Look(look.seconds, (look.processes[0], engine))
 
-    assert broken(restarted()) == []
+
+def test_an_engine_grows_beside_itself() -> None:
+    assert broken(engines(lambda _, age: 200 + min(age, 150) / 3)) == [], "it fills its slots"
+    assert broken(engines(lambda number, _: 240 + 3 * number)) == [], "each had other prompts"
+    assert broken(engines(lambda _, age: 200 + age / 100)) == ["RSS of the engine"]
+    assert broken(engines(lambda number, _: 100 if number == 4 else 500)) == [
+        "RSS of all processes, peak"
+    ]
+
+
+def test_an_engine_that_went_at_the_end_is_not_judged_as_flat() -> None:
+    last = list(looks())[-1]
+    engine = ProcessUse(ENGINE, 9, 300 * MIB, 30, 40)
+    found = [*looks(), Look(SECONDS, (last.processes[0], engine))]
+    assert "RSS of the engine" in broken(iter(found))
 
 
 def test_a_short_soak_is_all_beginning() -> None:
@@ -85,7 +100,8 @@ def test_a_seed_says_what_is_done() -> None:
     chosen = [first.choose() for _ in range(500)]
     assert chosen == [again.choose() for _ in range(500)]
     assert chosen != [other.choose() for _ in range(500)]
-    assert {"ask", "kill the engine", "SIGSTOP to the chat"} <= set(chosen)
+    assert {"ask", KILL, "SIGSTOP to the chat"} <= set(chosen)
+    assert KILL not in {first.choose(spares_engine=True) for _ in range(500)}
 
 
 def test_a_process_is_looked_at_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
