@@ -18,6 +18,9 @@ from flashllm.system.paths import cache_dir
 
 from .pipeline import convert
 
+_HASHED_BYTES = 1 << 20
+"""At once: the chat asks for the hash whenever it looks for models, within its ceiling."""
+
 
 def demo_source(name: str = DEMO_NAME) -> Path:
     """The checkpoint of the demo of that name; `ModelNotFound` where it is not installed."""
@@ -77,7 +80,8 @@ def _source_hash(source: Path) -> str:
     """16 hexadecimal digits over the names and the bytes of all files of the demo."""
     digest = hashlib.sha256(f"layout {LAYOUT_VERSION}, flashllm {flashllm.__version__}".encode())
     for path in sorted(path for path in source.iterdir() if path.is_file()):
-        content = path.read_bytes()
-        digest.update(f"\n{path.name} {len(content)}\n".encode())
-        digest.update(content)
+        digest.update(f"\n{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while part := file.read(_HASHED_BYTES):
+                digest.update(part)
     return digest.hexdigest()[:16]
