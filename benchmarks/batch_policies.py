@@ -74,6 +74,9 @@ class Compared:
     rows: int
     predicted_seconds: float = 0.0
     measured_seconds: float = 0.0
+    predicted_prompts_seconds: float = 0.0
+    measured_prompts_seconds: float = 0.0
+    """Of these, until each row has its first token."""
     tokens: int = 0
     spread: float = 0.0
     """The longest run over the shortest."""
@@ -154,10 +157,20 @@ def compared(
             for name, phase in (("prompts", cost.prefill), ("answers", cost.decode))
             for part, seconds in phase.breakdown(real.placement).items()
         }
+        prompts = cost.prefill.seconds(real.placement)
+        seconds_of_all = cost.seconds(real.placement)
         predicted.append(
-            Compared(text, flags, real.block.rows, cost.seconds(real.placement), parts=parts)
+            Compared(
+                text,
+                flags,
+                real.block.rows,
+                seconds_of_all,
+                predicted_prompts_seconds=prompts,
+                parts=parts,
+            )
         )
     seconds: dict[str, list[float]] = {}
+    prompt_seconds: dict[str, list[float]] = {}
     tokens: dict[str, int] = {}
     problems: dict[str, str] = {}
     for number in range(options.rounds):
@@ -172,6 +185,7 @@ def compared(
                 problems[one.policy] = str(error)
                 continue
             seconds.setdefault(one.policy, []).append(report["seconds"])
+            prompt_seconds.setdefault(one.policy, []).append(report["prefill"]["wall_ns"] / 1e9)
             tokens[one.policy] = report["completion_tokens"]
             remark(NAME, f"{one.policy}: {report['seconds']:.3f} s ({one.predicted_seconds:.3f})")
     found = []
@@ -184,6 +198,7 @@ def compared(
             dataclasses.replace(
                 one,
                 measured_seconds=statistics.median(own),
+                measured_prompts_seconds=statistics.median(prompt_seconds[one.policy]),
                 tokens=tokens[one.policy],
                 spread=max(own) / min(own),
             )
@@ -274,18 +289,20 @@ def fitted(
 def table(runs: list[Compared]) -> str:
     """All policies."""
     rows = [[
-        "policy", "", "rows", "predicted, s", "measured, s", "longest / shortest", "tokens/s",
-        "error",
+        "policy", "", "rows", "predicted, s", "measured, s", "of these prompts",
+        "longest / shortest", "tokens/s", "error",
     ]]  # fmt: skip
     for one in runs:
         if one.problem:
             rows.append(
-                [one.policy, " ".join(one.flags), str(one.rows), "", one.problem, "", "", ""]
+                [one.policy, " ".join(one.flags), str(one.rows), "", one.problem, *[""] * 4]
             )
             continue
         rows.append([
             one.policy, " ".join(one.flags), str(one.rows), f"{one.predicted_seconds:.3f}",
-            f"{one.measured_seconds:.3f}", f"{one.spread:.2f}",
+            f"{one.measured_seconds:.3f}",
+            f"{one.predicted_prompts_seconds:.3f}, {one.measured_prompts_seconds:.3f}",
+            f"{one.spread:.2f}",
             f"{one.tokens / one.measured_seconds:.4g}", f"{one.error:+.0%}",
         ])  # fmt: skip
     return markdown(rows)

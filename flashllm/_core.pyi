@@ -289,6 +289,9 @@ class Kernels:
         `tiled` rows are as `tile_matrix` left them.
         """
 
+    def tile_rows(self, dtype: str) -> int:
+        """Rows of a tile of this encoding; 0 where the instruction set has no tiles of it."""
+
     def tile_matrix(self, rows: NDArray[np.uint8], dtype: str, columns: int) -> bool:
         """Puts the rows of a matrix in tiles, in place, with which `matmul` has less to do.
 

@@ -64,8 +64,6 @@ WARMING_TOKENS = 16
 TIMED_TOKENS = 64
 REST_PARTS = ("head", "sample", "other")
 """Parts of a token that belong to no layer."""
-_ROWS_TOGETHER = 32
-"""Those of a tile, if there are tiles."""
 _PATTERN = 0x3C
 """A byte that makes small finite numbers in every encoding."""
 _CPUS = Path("/sys/devices/system/cpu")
@@ -177,7 +175,8 @@ def matvec_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str, row_byte
     call_bytes = CALL_BYTES if is_wide else NARROW_CALL_BYTES
     columns, row_bytes = _row(dtype, row_bytes)
     rows = min(call_bytes, buffer.nbytes) // row_bytes
-    rows = rows // _ROWS_TOGETHER * _ROWS_TOGETHER or rows
+    whole_tiles = max(kernels.tile_rows(dtype), 1)
+    rows = rows // whole_tiles * whole_tiles or rows
     call_bytes = rows * row_bytes
     pieces = np.split(buffer.array()[: buffer.nbytes // call_bytes * call_bytes],
                       buffer.nbytes // call_bytes)  # fmt: skip

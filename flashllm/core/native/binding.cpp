@@ -272,6 +272,12 @@ nb::class_<Kernels> define_kernels(nb::module_& m) {
           "rows"_a.noconvert(), "dtype"_a, "x"_a.noconvert(), "out"_a.noconvert(),
           "tiled"_a = false, Released())
       .def(
+          "tile_rows",
+          [](Kernels& self, const std::string& dtype) {
+            return self.tile_rows(parse_dtype(dtype));
+          },
+          "dtype"_a)
+      .def(
           "tile_matrix",
           [](Kernels& self, const Array<uint8_t>& rows, const std::string& dtype, int64_t columns) {
             return self.tile_matrix(view(rows), parse_dtype(dtype), positive(columns));

@@ -251,6 +251,12 @@ class Kernels:
         for vector, products in zip(x, out, strict=True):
             self.matvec(rows, dtype, vector, products)
 
+    def tile_rows(self, dtype: str) -> int:
+        """0: rows stay as they are."""
+        self._check_open()
+        row_bytes(dtype, 1)
+        return 0
+
     def tile_matrix(self, rows: NDArray[np.uint8], dtype: str, columns: int) -> bool:
         """False: rows stay as they are."""
         self._check_open()

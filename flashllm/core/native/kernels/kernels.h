@@ -65,6 +65,9 @@ class Kernels {
   void matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x, Matrix<float> out,
               bool tiled = false);
 
+  // Rows of a tile of this encoding; 0 where the instruction set has no tiles of it.
+  size_t tile_rows(DType dtype);
+
   // Puts the rows of a matrix in tiles, in their place and with the same bytes, so that matmul()
   // takes fewer instructions, with the same bits; no other product takes them then. False, with
   // nothing changed, where the instruction set has no tiles, or there is a part of one.

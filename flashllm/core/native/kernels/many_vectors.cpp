@@ -149,6 +149,11 @@ void Kernels::multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matri
   }
 }
 
+size_t Kernels::tile_rows(DType dtype) {
+  const auto lock = enter();
+  return table_.tiles[static_cast<size_t>(dtype)].rows;
+}
+
 bool Kernels::tile_matrix(View<uint8_t> rows, DType dtype, size_t columns) {
   const auto lock = enter();
   const TileKernel& kernel = table_.tiles[static_cast<size_t>(dtype)];
