@@ -48,6 +48,24 @@ def test_the_demos_lengths_are_those_that_fit(
         assert row["bound_share"] == row["bound_ns"] / row["first_token_ns"]["median"]
 
 
+def test_memory_that_was_faster_at_times_is_told(
+    sparse_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = [5e10, 5.5e10, 7e10]
+    monkeypatch.setattr(FakeProbe, "dram_rate", lambda _: rates[0])
+    command = ["bench", "prompt", str(sparse_model), "--lengths", "3", "--runs", "2", "--json"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["dram_rates"] == [5e10] * 3
+    assert "memory gave" not in err
+    given = iter(rates)
+    monkeypatch.setattr(FakeProbe, "dram_rate", lambda _: next(given))
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["dram_rates"] == rates
+    assert "memory gave 50 to 70 GB/s" in err
+
+
 def test_prompts_of_a_text(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

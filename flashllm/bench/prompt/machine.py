@@ -20,20 +20,21 @@ class PromptMachine:
         self._resident = product_rate(spec.matrix_dtype, threads, torch_too=torch_too)
         self._bundles = product_rate(spec.dtype, threads, torch_too=torch_too)
         self._flash: list[float] = []
-        self._dram: list[float] = []
+        self.dram_rates: list[float] = []
+        """Bytes a second of memory, one for each look."""
 
     def look(self, probe: MachineProbe, io_threads: int) -> None:
         """Measures the disk, with reads as large as a prompt's, and memory."""
         flash = probe.flash_rate(MAX_READ_BYTES, io_threads)
         self._flash += [] if flash is None else [flash]
-        self._dram.append(probe.dram_rate())
+        self.dram_rates.append(probe.dram_rate())
 
     @property
     def rates(self) -> PromptRates:
         """Medians of what was measured."""
         return PromptRates(
             flash_bytes_per_second=_median(self._flash),
-            dram_bytes_per_second=statistics.median(self._dram),
+            dram_bytes_per_second=statistics.median(self.dram_rates),
             resident_products_per_second=self._resident,
             bundle_products_per_second=self._bundles,
         )

@@ -98,6 +98,7 @@ def _measure(
         "complete": not running.is_stopped,
         "plan": plan.to_json(),
         "rates": machine.rates.to_json(),
+        "dram_rates": machine.dram_rates,
         "prompts": report_rows(runs, PromptWeights.of(spec, model.info.activity), machine.rates),
         "runs": [run.to_json() for run in runs],
     }
@@ -142,6 +143,10 @@ def _print(report: dict[str, Any], arguments: argparse.Namespace, interrupted: i
     else:
         Output().write(report_table(report))
     if warning := stolen_warning([run["stolen_share"] for run in report["runs"]]):
+        remark(warning)
+    from flashllm.bench.tokens.machine_probe import memory_warning
+
+    if warning := memory_warning(report["dram_rates"]):
         remark(warning)
     if not report["complete"]:
         remark("interrupted; the report is of what was measured until then")
