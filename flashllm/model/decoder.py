@@ -640,6 +640,7 @@ def _make_pool(
         clock=clock,
         early=plan.overlap != "none",
         device=device,
+        whole_blocks=plan.reads_layers_whole,
     )
     stream.held = pool
     return pool

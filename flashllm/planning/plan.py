@@ -242,7 +242,18 @@ class Plan:
     @property
     def seed_tokens(self) -> int:
         """How many of a prompt's last tokens seed the slots with their bundles."""
+        if self.reads_layers_whole:
+            return 0
         return self.window if self.policy == "window" else max(self.window, _SEED_TOKENS)
+
+    @property
+    def reads_layers_whole(self) -> bool:
+        """Whether a token of each context together needs so many neurons that layers are read.
+
+        Then what is in slots is as good as anything else, and nothing is gained by replacing it.
+        """
+        is_block = self.contexts > max(self.union_tokens, 1)
+        return is_block and self.select in ("gate", "predicted", "oracle")
 
     @property
     def own_blocks(self) -> int:

@@ -77,12 +77,15 @@ class SlotPool:
         clock: PartClock | None = None,
         early: bool = True,
         device: DeviceSlots | None = None,
+        whole_blocks: bool = False,
     ) -> None:
         """`policy` is one of POLICIES; `window`, in tokens, is for the paper's policy.
 
         `stream` reads whole layers, into its own memory and into `lent_bytes` of each layer's
         slots. With `early`, bundles that are already in slots are yielded before the others have
         been read. Slots of the first layers may be on a `device`; there a round is yielded whole.
+        `whole_blocks` is for tokens that read whole layers: of each the first blocks are held, and
+        the others are read in order.
         """
         n_bundles = store.header.bundles_per_layer
         self._store = store
@@ -107,6 +110,7 @@ class SlotPool:
         self.counters = StreamCounters()
         self._stream = stream
         self._lent_bytes = lent_bytes
+        self._whole_blocks = whole_blocks
         self._fills = policy != "window"
         self._is_lent = False
         self._clock = clock or PartClock()
@@ -215,9 +219,9 @@ class SlotPool:
     def stay(self, layer: int) -> bool:
         """Whether a prompt may compute with bundles where they are.
 
-        Nothing is evicted where the layer has a slot for each.
+        Nothing is evicted where the layer has a slot for each, or is read whole by every token.
         """
-        return self._layers[layer].has_room_for_all
+        return self._whole_blocks or self._layers[layer].has_room_for_all
 
     @property
     def buffer(self) -> core.Buffer:
@@ -237,7 +241,13 @@ class SlotPool:
     def fill(
         self, layer: int, ids: Ids, uses: NDArray[np.int64], most: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
-        """Free slots for `most` of `ids`, those of the most uses first; nothing is evicted."""
+        """Free slots for `most` of `ids`, those of the most uses first; nothing is evicted.
+
+        Of a layer that every token reads whole, for as many of the first ones as there are slots:
+        what is left to read is in one piece then.
+        """
+        if self._whole_blocks:
+            uses, most = np.zeros_like(uses), len(ids)
         kept, slots = self._layers[layer].fill(ids, uses, most)
         return kept, slots, self.rows_of(layer)
 

@@ -164,6 +164,47 @@ def test_a_block_reads_once_what_several_need(tmp_path: Path) -> None:
         assert 0 < together <= decoder.spec.n_layers * 3, "as many as one token needs"
 
 
+@pytest.mark.parametrize("name", ["opt", "gate"])
+def test_a_part_of_each_layer_is_held_in_one_piece_where_layers_are_read_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows of which two read what they need in the end, from slots that never changed."""
+    directory = save(name, tmp_path)
+    prompts = [[*ids, 3, 4] for ids in PROMPTS]  # all too long to read what they need only
+    decoder, _, store = load_decoder(directory)
+    with store:
+        expected = [alone(decoder, ids) for ids in prompts]
+        spec, stride = decoder.spec, store.header.stride
+    half = spec.bundles_per_layer // 2
+    monkeypatch.setattr(planning, "union_tokens_of", lambda *_: 2)
+    slots = half * spec.bundled_layers * stride
+    decoder, plan, store = load_decoder(directory, contexts=4, slot_memory=slots)
+    assert plan.reads_layers_whole
+    with store:
+        pool, layers = decoder.pool, range(spec.bundled_layers)
+        contexts = [decoder.context, *(decoder.new_context() for _ in range(3))]
+        pairs = zip(prompts, contexts, strict=True)
+        found = [[decoder.prefill(ids, context=context)] for ids, context in pairs]
+        for step in range(STEPS):
+            going = range(4) if step < STEPS // 2 else range(2)
+            tokens = [int(np.argmax(found[n][-1])) for n in going]
+            before = store.reader.stats()["bytes_useful"]
+            logits = decoder.decode_each(tokens, [contexts[n] for n in going])
+            for n, own in zip(going, logits, strict=True):
+                found[n].append(own)
+            if len(going) == 4:
+                held = [pool.marks(layer)[0] for layer in layers]
+                assert all(
+                    own[: np.count_nonzero(own)].all() and np.count_nonzero(own) == count
+                    for own, count in zip(held, plan.slots_per_layer, strict=True)
+                )
+                missing = sum(int(np.count_nonzero(~own)) for own in held)
+                assert store.reader.stats()["bytes_useful"] - before == missing * stride
+    for n, logits in enumerate(found):
+        for step, own in enumerate(logits):
+            assert np.array_equal(own, expected[n][step]), (n, step)
+
+
 def beside(directory: Path, **options: Any) -> tuple[list[list[Logits]], list[int]]:
     """Answers of which two are going while the prompts of two are read; tokens beside each pass."""
     decoder, _, store = load_decoder(directory, contexts=4, **options)
