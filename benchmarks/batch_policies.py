@@ -226,8 +226,9 @@ def store_model(facts: Scenario, case: Case, overheads: BlockOverheads) -> Store
     assert memory is not None
     work = Workload(case.prompt_tokens, case.new_tokens)
     return StoreModel(
-        facts, work, float(memory), 1e15, context_tokens=case.context, overheads=overheads
-    )
+        facts, work, float(memory), 1e15, context_tokens=case.context, overheads=overheads,
+        begins_empty=True,
+    )  # fmt: skip
 
 
 def measured(
@@ -281,9 +282,10 @@ def fitted(
     row_layer = max((beyond[many][0] - beyond[one][0]) / 15 / steps, 0.0)
     step_layer = max(beyond[one][0] / steps - row_layer, 0.0)
     row = max((beyond[many][1] - beyond[one][1]) / 15, 0.0)
+    start = max(beyond[one][1] - row, 0.0)
     on_flash = 16 * (1 - FITTED_KV / 100)
     flash_row_layer = max((beyond[flash][0] - beyond[many][0]) / on_flash / steps, 0.0)
-    return BlockOverheads(step_layer, row_layer, row, flash_row_layer)
+    return BlockOverheads(step_layer, row_layer, row, flash_row_layer, start)
 
 
 def table(runs: list[Compared]) -> str:

@@ -154,6 +154,21 @@ def test_prompts_read_each_layer_once_a_chunk(dram_bytes: float, chunk: int) -> 
     assert read == pytest.approx(passes * ffn / RATE, rel=0.05)
 
 
+def test_the_first_block_of_a_process_fills_the_slots() -> None:
+    later = store_model()
+    overheads = dataclasses.replace(later.overheads, start_seconds=0.25)
+    first = dataclasses.replace(later, overheads=overheads, begins_empty=True)
+    sizes, spec = first.scenario.sizes, first.scenario.spec
+    ffn = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
+    for placement, passes in ((DRAM, 1), (FLASH, 8 * WORK.prompt_tokens // 512)):
+        prefill = first.cost(Block(8, 1)).prefill
+        read = prefill.breakdown(placement)["weights from flash"]
+        assert read == pytest.approx(passes * ffn / RATE, rel=0.05)
+        assert prefill.beside_seconds == later.cost(Block(8, 1)).prefill.beside_seconds + 0.25
+    assert later.cost(Block(8, 1)).prefill.breakdown(DRAM)["weights from flash"] == 0
+    assert first.cost(Block(8, 1)).decode == later.cost(Block(8, 1)).decode
+
+
 def test_the_best_block_within_a_ceiling() -> None:
     """Less memory is no faster and holds less, and a policy for a device is refused."""
     speeds, held = [], []

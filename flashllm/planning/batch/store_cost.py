@@ -59,6 +59,8 @@ class BlockOverheads:
     flash_row_layer_seconds: float = 0.0
     """Of each row of a layer's step whose keys and values are on flash: it waits for its own pages,
     before the next row asks for its."""
+    start_seconds: float = 0.0
+    """Of the first block of a process: threads begin, memory is touched for the first time."""
 
 
 USUAL_OVERHEADS: Final = BlockOverheads(5e-4, 5.4e-5, 1e-3)
@@ -81,6 +83,8 @@ class StoreModel:
     context_tokens: int | None = None
     """Tokens for which each row has room; None: those of its prompt and its answer."""
     overheads: BlockOverheads = USUAL_OVERHEADS
+    begins_empty: bool = False
+    """Whether it is the first block of a process, whose prompts fill the slots."""
 
     def __post_init__(self) -> None:
         profile, spec = self.scenario.profile, self.scenario.spec
@@ -108,12 +112,16 @@ class StoreModel:
         return BlockCost(
             block=block,
             new_tokens=self.work.new_tokens,
-            prefill=_phase(self._prefill(block), layers, head),
+            prefill=_phase(self._prefill(block), layers, head + self._start_seconds),
             decode=_phase(self._decode(block), layers * answers, answers * head),
             needs=tuple(self._needs(block)),
             limit_bytes={"device": 0.0, "dram": self.dram_bytes, "flash": self.flash_bytes},
             barred=BARRED,
         )
+
+    @property
+    def _start_seconds(self) -> float:
+        return self.overheads.start_seconds if self.begins_empty else 0.0
 
     @property
     def _profile(self) -> Profile:
@@ -170,7 +178,7 @@ class StoreModel:
 
     def _prefill(self, block: Block) -> dict[str, Affine]:
         """Seconds of a layer for the prompts of all rows, by part."""
-        _, _, wd, _, _, cd, _, _, _ = shares()
+        _, wc, wd, _, _, cd, _, _, _ = shares()
         spec, layers = self.scenario.spec, self.scenario.spec.n_layers
         tokens = block.rows * self.work.prompt_tokens
         # Each chunk of all rows' prompts goes through all layers, and reads each once.
@@ -182,8 +190,9 @@ class StoreModel:
         overhead = block.rows * (each + self.overheads.row_seconds / layers)
         seen = self.work.prompt_tokens / 2
         kv = tokens * self._row_kv_bytes / layers
+        layer = self._ffn_bytes / layers / self._in_order
         return {
-            "weights from flash": wd * (passes * self._ffn_bytes / layers / self._in_order),
+            "weights from flash": wd * (passes * layer) + wc * (layer if self.begins_empty else 0),
             "kv to flash": cd * (kv / (WRITE_SHARE * self._in_order)),
             "products": affine(products / layers),
             "attention": affine(kv * seen / self._dram),
