@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from textual import on, work
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
@@ -35,6 +35,7 @@ from flashllm.ui.commands.bindings import CONVERT_BINDINGS
 from flashllm.ui.screens.convert_form import ConvertForm, Wish
 from flashllm.ui.screens.page import Page
 from flashllm.ui.widgets.footer import KeyFooter
+from flashllm.ui.widgets.thread_work import thread_work
 
 PREVIEW_SECONDS = 0.2
 """Waited for the next letter before a preview is made."""
@@ -236,7 +237,7 @@ class ConvertScreen(Page[Path | None]):
         with contextlib.suppress(RuntimeError):  # the application has gone
             self.post_message(self.JobChanged())
 
-    @work(thread=True, exclusive=True, group="checkpoints", exit_on_error=False)
+    @thread_work("checkpoints")
     def _look_for_checkpoints(self) -> None:
         self.post_message(self.Offered(list(self._preparation.checkpoints())))
 
@@ -248,7 +249,7 @@ class ConvertScreen(Page[Path | None]):
     def _ask_destination(self, event: ConvertForm.SourceChanged) -> None:
         self._look_for_destination(event.source)
 
-    @work(thread=True, exclusive=True, group="destination", exit_on_error=False)
+    @thread_work("destination")
     def _look_for_destination(self, source: Path) -> None:
         self.post_message(self.Proposed(source, self._preparation.destination(source)))
 
@@ -270,7 +271,7 @@ class ConvertScreen(Page[Path | None]):
         if wish is not None:
             self._look_ahead(wish)
 
-    @work(thread=True, exclusive=True, group="preview", exit_on_error=False)
+    @thread_work("preview")
     def _look_ahead(self, wish: Wish) -> None:
         worker = get_current_worker()
         try:

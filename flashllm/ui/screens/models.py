@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from rich.text import Text
-from textual import events, on, work
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -27,6 +27,7 @@ from flashllm.ui.screens.convert import ConvertScreen, Preparation
 from flashllm.ui.screens.page import Page
 from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
+from flashllm.ui.widgets.thread_work import thread_work
 
 NARROW = 70
 """Below so many columns only the most wanted cells are shown."""
@@ -211,7 +212,7 @@ class ModelPicker(Page[ModelChoice | None]):
 
     # The search
 
-    @work(thread=True, exclusive=True, group="search", exit_on_error=False)
+    @thread_work("search")
     def _search(self) -> None:
         worker = get_current_worker()
         try:
