@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from textual.widget import Widget
+
 from flashllm.ui.transcript.answer import Answer
 from flashllm.ui.transcript.markdown import Paragraph
 from flashllm.ui.transcript.reasoning import Reasoning
@@ -54,6 +56,26 @@ async def test_thinking_is_seen_and_then_folded() -> None:
         assert shown(answer).startswith("▸ thought")
         turn = app.chat.conversation.path()[-1]
         assert turn.text.startswith("<think>\nFirst"), "templates look for the marks"
+
+
+async def test_two_changes_around_a_layout_are_both_laid_out() -> None:
+    """Textual's cache of sizes does not see the second, where the first was not noticed yet."""
+    async with make_app(FakeModel(["<think>\nHm.\n</think>\n\nYes."])).run_test() as pilot:
+        app = await ask(pilot, "Is it?")
+        await until(pilot, lambda: bool(app.query(Reasoning)))
+        thought = app.query_one(Reasoning)
+        thought.fold(True)
+        await until(pilot, lambda: thought.size.height == 2)
+        thought.add("\none")
+        for parent in thought.ancestors:  # as for a neighbour that became higher
+            if isinstance(parent, Widget):
+                parent._clear_arrangement_cache()
+                parent._layout_updates += 1
+        app.screen._refresh_layout()
+        assert thought.size.height == 4
+        thought.add("\ntwo\nthree")
+        await until(pilot, lambda: thought.size.height == 6)
+        assert "three" in screen_text(app)
 
 
 async def test_a_prompt_that_ended_in_the_mark() -> None:

@@ -8,6 +8,8 @@ from textual import events
 from textual.content import Content
 from textual.widgets import Static
 
+from flashllm.ui.widgets.single_layout import SingleLayout
+
 SHOWN_CHARACTERS = 320
 """Of what is being thought only the end is shown: a long text would be laid out with each word."""
 _WORD = re.compile(r"\S+")
@@ -16,7 +18,7 @@ _LABEL = "$text-muted"
 _THOUGHT = "dim"
 
 
-class Reasoning(Static):
+class Reasoning(SingleLayout, Static):
     """The end of it while the model thinks; then a line, which a click opens."""
 
     def __init__(self, text: str = "") -> None:
