@@ -14,6 +14,7 @@ import pytest
 from flashllm.bench.prompt import runs as prompt_runs
 from flashllm.bench.tokens import machine_probe
 from flashllm.cli.main import main
+from flashllm.errors import Cancelled
 from tests.support.token_fakes import FakeProbe
 
 
@@ -110,15 +111,22 @@ def test_bad_arguments(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("between", [False, True])
 def test_ctrl_c_prints_what_was_measured(
-    sparse_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sparse_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    between: bool,
 ) -> None:
+    """Also where it comes between two answers, of which the next one then raises."""
     real, begun = prompt_runs._run, threading.Event()
 
     def slowly(*arguments: Any) -> Any:
         if begun.is_set():
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(0.3)
+            if between:
+                raise Cancelled("stopped on request")
         begun.set()
         return real(*arguments)
 

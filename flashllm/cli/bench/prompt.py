@@ -86,12 +86,13 @@ def _measure(
     runs: list[PromptRun] = []
     a_round = 2 * len(lengths)
     machine.look(probe, device["threads"])
-    for run in measure(model, ids, lengths, arguments.runs, lambda: running.is_stopped):
-        runs.append(run)
-        took = format_seconds(run.first_token_ns)
-        ticker.show(f"{run.tokens} tokens, {run.kind}: first token after {took}")
-        if len(runs) % a_round == 0:
-            machine.look(probe, device["threads"])
+    with running.ends_when_stopped():
+        for run in measure(model, ids, lengths, arguments.runs, lambda: running.is_stopped):
+            runs.append(run)
+            took = format_seconds(run.first_token_ns)
+            ticker.show(f"{run.tokens} tokens, {run.kind}: first token after {took}")
+            if len(runs) % a_round == 0:
+                machine.look(probe, device["threads"])
     settings["flash_problem"] = probe.problem
     return {
         "header": header,

@@ -99,8 +99,9 @@ def _measure(
     )  # fmt: skip
     header = run_header(directory, _settings(model, ids, arguments, threads))
     samples.begin(header)
-    for sample in measure(model, ids, settings, probe, lambda: running.is_stopped):
-        samples.add(sample)
+    with running.ends_when_stopped():
+        for sample in measure(model, ids, settings, probe, lambda: running.is_stopped):
+            samples.add(sample)
     header["settings"]["flash_problem"] = probe.problem
     return {
         "header": header,

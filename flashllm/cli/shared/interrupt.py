@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
-from flashllm.errors import EXIT_INTERRUPTED
+from flashllm.errors import EXIT_INTERRUPTED, Cancelled
 
 # A signal may reach another thread than the main one, which then has to look up by itself.
 POLL_SECONDS = 0.1
@@ -175,3 +175,12 @@ class RunningModel:
             if self._model is not None:
                 self._model.cancel()
             return self._model is not None
+
+    @contextlib.contextmanager
+    def ends_when_stopped(self) -> Iterator[None]:
+        """Context manager that a stop between two answers ends like one within an answer."""
+        try:
+            yield
+        except Cancelled:
+            if not self.is_stopped:
+                raise
