@@ -4,9 +4,9 @@
         [--json FILE]
 
 The pieces are measured in the same run: a quick profile of the disk, the memory and the kernels,
-and the overheads of a step, which short batches give: of one row, of 16, and of 16 with most keys
-and values on flash. Then each policy is planned, run by `flashllm batch --policy` on one block of
-random rows, --rounds times by turns, and its median compared with what was predicted.
+and the overheads of a step, which short batches give: of one row, of 4, of 16, and of 16 with most
+keys and values on flash. Then each policy is planned, run by `flashllm batch --policy` on one block
+of random rows, --rounds times by turns, and its median compared with what was predicted.
 Opening the model is in neither.
 """
 
@@ -259,14 +259,15 @@ def facts_vocabulary(model: Path) -> int:
 def fitted(
     options: argparse.Namespace, folder: Path, profile_file: Path, profile: Profile
 ) -> BlockOverheads:
-    """Overheads of this machine: what runs of 1 and of 16 rows in DRAM take beyond the rates."""
+    """Overheads of this machine: what runs of 1, 4 and 16 rows in DRAM take beyond the rates."""
     none = BlockOverheads(0.0, 0.0, 0.0)
     facts = facts_of(options, profile, options.case)
     beyond: dict[str, tuple[float, float]] = {}
-    one, many, flash = (
-        f"{rows},1,0,100,0,{kv},0,100" for rows, kv in ((1, 100), (16, 100), (16, FITTED_KV))
+    one, few, many, flash = (
+        f"{rows},1,0,100,0,{kv},0,100"
+        for rows, kv in ((1, 100), (4, 100), (16, 100), (16, FITTED_KV))
     )
-    for text in (one, many, flash):
+    for text in (one, few, many, flash):
         policy = parse_batch_policy(text)
         cost = store_model(facts, options.case, none).cost(policy.block)
         decode = cost.decode.seconds(policy.placement)
@@ -279,13 +280,14 @@ def fitted(
             prompts.append(report["prefill"]["wall_ns"] / 1e9 - prefill)
         beyond[text] = statistics.median(answers), statistics.median(prompts)
     steps = max(options.case.new_tokens - 1, 1) * facts.spec.n_layers
-    row_layer = max((beyond[many][0] - beyond[one][0]) / 15 / steps, 0.0)
+    row_layer = max((beyond[many][0] - beyond[few][0]) / 12 / steps, 0.0)
     step_layer = max(beyond[one][0] / steps - row_layer, 0.0)
+    panel_layer = max(beyond[few][0] / steps - 4 * row_layer - step_layer, 0.0)
     row = max((beyond[many][1] - beyond[one][1]) / 15, 0.0)
     start = max(beyond[one][1] - row, 0.0)
     on_flash = 16 * (1 - FITTED_KV / 100)
     flash_row_layer = max((beyond[flash][0] - beyond[many][0]) / on_flash / steps, 0.0)
-    return BlockOverheads(step_layer, row_layer, row, flash_row_layer, start)
+    return BlockOverheads(step_layer, row_layer, row, flash_row_layer, panel_layer, start)
 
 
 def table(runs: list[Compared]) -> str:

@@ -11,10 +11,13 @@ from typing import Any
 from rich.cells import cached_cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual import filter as filters
 from textual._segment_tools import make_blank
 from textual._styles_cache import StylesCache
+from textual.app import App
 from textual.css.scalar import Scalar
 from textual.geometry import Offset, Region, Size, Spacing
+from textual.message_pump import MessagePump
 from textual.strip import Strip
 
 
@@ -25,10 +28,11 @@ def forget_closed_widgets() -> None:
     widgets. Those of places hold tens of thousands, which come back only where sizes do; those of
     texts the last 4,096 that were measured, up to 511 characters each, and 16,384 that were cut.
     A style says at which place of a widget its text is, so 16,384 of them were written as codes for
-    the terminal before one was forgotten. What all of these save is little arithmetic; the next
-    frame does it anew.
+    the terminal before one was forgotten, and 1,024 with the colours that this terminal has. What
+    all of these save is little arithmetic; the next frame does it anew.
     """
-    for kind in (StylesCache, Region, Size, Offset, Spacing, Scalar, Segment, Style, Strip):
+    for kind in (StylesCache, Region, Size, Offset, Spacing, Scalar, Segment, Style, Strip,
+                 filters, filters.ANSIToTruecolor):  # fmt: skip
         for method in vars(kind).values():
             function = getattr(method, "__func__", method)  # a class method has none by itself
             clear = getattr(function, "cache_clear", None)
@@ -38,12 +42,24 @@ def forget_closed_widgets() -> None:
     make_blank.cache_clear()
 
 
-def collect_closed_widgets() -> None:
+def forget_closed_watchers(app: App[Any]) -> None:
+    """Lets go of closed widgets that wanted to know of another theme.
+
+    Textual does that when there is one. Until then each field of several lines that ever was on a
+    page stays, with the history of what was typed: fifty of them were 3 MiB.
+    """
+    watchers: dict[str, list[tuple[MessagePump, object]]] = getattr(app, "__watchers", {})
+    for of_name in watchers.values():
+        of_name[:] = [(node, call) for node, call in of_name if not node._closing]  # noqa: SLF001
+
+
+def collect_closed_widgets(app: App[Any]) -> None:
     """Takes what closed widgets took, before others are made in a place of their own.
 
     A widget and its parent know each other, so that only the collector frees them.
     """
     forget_closed_widgets()
+    forget_closed_watchers(app)
     gc.collect()
 
 

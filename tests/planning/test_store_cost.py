@@ -169,6 +169,16 @@ def test_the_first_block_of_a_process_fills_the_slots() -> None:
     assert first.cost(Block(8, 1)).decode == later.cost(Block(8, 1)).decode
 
 
+def test_a_step_of_several_rows_decodes_the_weights_for_all_of_them() -> None:
+    plain = store_model()
+    overheads = dataclasses.replace(plain.overheads, panel_layer_seconds=0.002)
+    model = dataclasses.replace(plain, overheads=overheads)
+    for rows, panels in ((Block(1, 1), 0), (Block(8, 1), 1), (Block(4, 3), 3), (Block(1, 3), 0)):
+        found, without = (parts(one.cost(rows), DRAM) for one in (model, plain))
+        more = 0.002 * panels * model.scenario.spec.n_layers
+        assert found["overhead"] == pytest.approx(without["overhead"] + more)
+
+
 def test_the_best_block_within_a_ceiling() -> None:
     """Less memory is no faster and holds less, and a policy for a device is refused."""
     speeds, held = [], []

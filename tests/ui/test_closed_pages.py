@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from textual.screen import Screen
+from textual.widget import Widget
 
 from flashllm.library.library import Library
 from flashllm.ui.chat.screen import ChatScreen
@@ -27,24 +27,25 @@ async def test_no_page_is_kept(tmp_path: Path, wait_seconds: float) -> None:
     )
     async with app.run_test(size=(100, 30)) as pilot:
         chat = (await ready(pilot)).chat
-        seen: list[weakref.ref[Screen[object]]] = []
+        pages, seen = 0, list[weakref.ref[Widget]]()
         for keys in (["f1"], ["f4"], ["f5"], ["f5", "c"], ["f6"]) * OPENED:
             for key in keys:
                 before = len(app.screen_stack)
                 await pilot.press(key)
                 await until(pilot, lambda before=before: len(app.screen_stack) > before)
-                seen.append(weakref.ref(app.screen))
+                pages += 1
+                seen += [weakref.ref(one) for one in (app.screen, *app.screen.query("*"))]
             await pilot.pause(wait_seconds)
             while app.screen is not chat:
                 await pilot.press("escape")
                 await pilot.pause()
         assert isinstance(app.screen, ChatScreen)
-        assert len(seen) == 6 * OPENED
+        assert pages == 6 * OPENED
 
         for _ in range(TRIES):  # the last messages of closed widgets are on their way
-            collect_closed_widgets()
+            collect_closed_widgets(app)
             gc.collect()  # what the first one freed may have held others
-            if not (kept := [page for page in seen if page() is not None]):
+            if not (kept := [repr(one) for gone in seen if (one := gone()) is not None]):
                 break
             await pilot.pause(0.1)
         assert not kept

@@ -59,6 +59,8 @@ class BlockOverheads:
     flash_row_layer_seconds: float = 0.0
     """Of each row of a layer's step whose keys and values are on flash: it waits for its own pages,
     before the next row asks for its."""
+    panel_layer_seconds: float = 0.0
+    """Of a layer's step of more than one row, besides: its weights are decoded for all of them."""
     start_seconds: float = 0.0
     """Of the first block of a process: threads begin, memory is touched for the first time."""
 
@@ -205,16 +207,16 @@ class StoreModel:
         layers, rates, beside = self.scenario.spec.n_layers, self._rates, self.overheads
         seen = self.work.prompt_tokens + self.work.new_tokens / 2
         kv = block.rows * self._row_kv_bytes / layers
+        step = max(rates.layer_overhead_ns / 1e9, beside.step_layer_seconds)
+        if block.batch_rows > 1:
+            step += beside.panel_layer_seconds
         return {
             "weights from flash": wd * self._bundles_seconds(block.rows),
             "kv from flash": cd * (block.rows * self._row_kv_seconds(seen)),
             "kv to flash": cd * (kv / (WRITE_SHARE * self._in_order)),
             "products": affine(block.batches * self._products_seconds(block.batch_rows)),
             "attention": affine(kv * seen / self._dram),
-            "overhead": affine(
-                block.batches * max(rates.layer_overhead_ns / 1e9, beside.step_layer_seconds)
-                + block.rows * beside.row_layer_seconds
-            )
+            "overhead": affine(block.batches * step + block.rows * beside.row_layer_seconds)
             + cd * (block.rows * beside.flash_row_layer_seconds),
         }
 

@@ -337,7 +337,7 @@ class Answering:
             self._collect_garbage()
 
     def _collect_garbage(self) -> None:
-        collect_closed_widgets()
+        collect_closed_widgets(self._owner.app)
         give_back_free_memory()
 
     def _save(self) -> None:

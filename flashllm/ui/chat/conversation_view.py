@@ -148,4 +148,4 @@ class ConversationView:
     async def _empty(self) -> None:
         # The heap never becomes smaller than when the widgets of two conversations were there.
         await self.transcript.empty()
-        collect_closed_widgets()
+        collect_closed_widgets(self.transcript.app)
