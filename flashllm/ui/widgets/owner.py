@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from textual.app import App
     from textual.message import Message
     from textual.timer import Timer
 
 
 class Owner(Protocol):
     """Any widget: it takes messages, and calls back later. Nothing else of it is known."""
+
+    @property
+    def app(self) -> App[Any]:
+        """The application that it is in."""
+        ...
 
     def post_message(self, message: Message) -> bool:
         """Puts a message into the owner's queue."""
