@@ -148,7 +148,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         """On a line of its own, if there is something to say."""
         self._note = note
         if not self.is_mounted:
-            return  # it is shown then
+            return  # `on_mount` shows it
         if self._note_line is None and note:
             self._note_line = Static(Content(note), classes="note", markup=False)
             self.mount(self._note_line)
