@@ -40,7 +40,7 @@ TEST(many_vectors_get_the_bits_of_each_alone) {
       for (const size_t columns : {1, 15, 64, 257, 1000, 4099}) {
         const size_t count = columns > 1000 ? 5 : 29;
         const Encoded rows(count, columns, dtype);
-        for (const size_t vectors : {1, 2, 3, 7, 13, 64}) {
+        for (const size_t vectors : {1, 2, 3, 4, 5, 6, 7, 13, 64}) {
           const std::vector<float> x = random_floats(vectors * columns, 2);
           std::vector<float> out(vectors * count);
           Kernels kernels(vectors % 2 == 0 ? 3 : 1, table->name);
@@ -71,7 +71,7 @@ TEST(tiles_give_the_bits_of_rows) {
         for (const bool fast : {false, true}) {
           Kernels kernels(fast ? 1 : 3, table->name, fast);
           if (!fast) CHECK(kernels.tile_matrix({tiles.data(), tiles.size()}, dtype, columns));
-          for (const size_t vectors : {0, 1, 2, 30}) {
+          for (const size_t vectors : {0, 1, 2, 3, 4, 7, 30}) {
             const std::vector<float> x = random_floats(vectors * columns, 2);
             std::vector<float> expected(vectors * count), found(vectors * count);
             kernels.matmul({rows.bytes.data(), rows.bytes.size()}, dtype,

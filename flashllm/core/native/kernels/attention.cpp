@@ -129,7 +129,7 @@ void score(const Group& group) {
       const DotInput& query = group.scratch.inputs[head];
       if (far) {
         const auto later = [&](size_t i) { return after.row(i - ahead); };
-        dot_each(dot, all, row, later, query, scores);
+        dot_each(dot, all, row, later, &query, {scores, 1, all.end});
       } else {
         dot_each(dot, all, row, query, scores);
       }

@@ -149,7 +149,9 @@ class Part {
     for (size_t v = 0; v < vectors(); ++v) {
       const float* query = task_.query + place(v);
       const DotInput input = scratch->rounded.prepare(task_.dtype, query, columns);
-      kernel.pack_vector(input, v % kernel.vectors, queries + v / kernel.vectors * vector_tile);
+      const size_t first = v / kernel.vectors * kernel.vectors;
+      kernel.pack_vector(input, v - first, std::min(kernel.vectors, vectors() - first),
+                         queries + v / kernel.vectors * vector_tile);
     }
     const size_t at_once = panel_rows(kernel, row_tile);
     uint8_t* const panel = scratch->panel.room(ceil_div(at_once, kernel.rows) * row_tile);

@@ -124,7 +124,7 @@ FLASH_TARGET void pack_grouped_rows(const PanelRows& rows, size_t columns, uint8
 }
 
 template <class V, class I, class Numbers>
-FLASH_TARGET void pack_grouped_vector(const DotInput& x, size_t member, uint8_t* to) {
+FLASH_TARGET void pack_grouped_vector(const DotInput& x, size_t member, size_t, uint8_t* to) {
   using Tile = GroupedTile<V, I, Numbers>;
   constexpr size_t kBytes = Tile::width_bytes;
   const Chains chains = Tile::chains(x.columns);
@@ -148,15 +148,10 @@ FLASH_TARGET void pack_grouped_vector(const DotInput& x, size_t member, uint8_t*
 
 template <class V, class I, class S, class Numbers>
 ProductKernel grouped_product() {
-  using Tile = GroupedTile<V, I, Numbers>;
-  return {Tile::rows,
-          Tile::vectors,
-          Tile::piece_bytes,
-          Tile::piece_bytes,
-          steps_of<Tile>,
-          pack_grouped_rows<V, I, S, Numbers>,
-          pack_grouped_vector<V, I, Numbers>,
-          multiply<V, Tile>};
+  ProductKernel kernel = tile_product<V, GroupedTile<V, I, Numbers>>();
+  kernel.pack_rows = pack_grouped_rows<V, I, S, Numbers>;
+  kernel.pack_vector = pack_grouped_vector<V, I, Numbers>;
+  return kernel;
 }
 
 template <class V, class I, class S>

@@ -99,6 +99,9 @@ struct TileVectors {
   bool only_high;  // as DotInput says
 };
 
+// At most so many vectors are multiplied with rows as they lie, one after the other.
+constexpr size_t kMostByDots = 6;
+
 // A packed tile has steps(columns) pieces of each of its rows, or vectors. Rows that are not there,
 // and vectors, hold anything.
 struct ProductKernel {
@@ -106,25 +109,14 @@ struct ProductKernel {
   size_t vectors;
   size_t row_piece_bytes;
   size_t vector_piece_bytes;
+  size_t by_dots;    // so many vectors, or fewer, are faster with rows as they lie
+  bool keeps_bytes;  // a packed tile has its rows' bytes in another order
   size_t (*steps)(size_t columns);
   void (*pack_rows)(const PanelRows& rows, size_t columns, uint8_t* to);
-  void (*pack_vector)(const DotInput& x, size_t member, uint8_t* to);
+  // As number `member` of a tile of which `members` are there.
+  void (*pack_vector)(const DotInput& x, size_t member, size_t members, uint8_t* to);
   // out[v * out_stride + r] has the bits of the dot of row r of the panel with vector v.
   void (*multiply)(const TilePanel& panel, const TileVectors& x, float* out, size_t out_stride);
-};
-
-// Matrices whose rows lie in tiles of the instruction set's own making, which have the bytes of
-// their rows in another order.
-struct TileKernel {
-  size_t rows;  // of a tile; 0 where rows are multiplied as they lie
-  size_t vector_piece_bytes;
-  void (*pack)(const uint8_t* rows, size_t columns, uint8_t* to);
-  // As ProductKernel's, for a vector by itself; it has steps(columns) pieces.
-  void (*pack_vector)(const DotInput& x, size_t member, uint8_t* to);
-  // out[r] has the bits of the dot of row r of the tiles with the one packed vector.
-  void (*dot)(const uint8_t* tiles, size_t count, const TileVectors& x, float* out);
-  // A tile becomes ProductKernel's packed tile of these rows, of which it has as many.
-  void (*to_panel)(const uint8_t* tile, size_t columns, uint8_t* to);
 };
 
 // Weighted sums of the decoded rows of a block, at most so many, for several vectors.
@@ -178,7 +170,6 @@ struct KernelTable {
   std::array<DotFunction, kDTypes> dot;  // by DType
   std::array<AddFunction, kDTypes> add;
   std::array<ProductKernel, kDTypes> product;
-  std::array<TileKernel, kDTypes> tiles;  // by DType
   SumKernel sums;
   // By DType; null where a vector is taken after the other.
   std::array<GroupedSumFunction, kDTypes> grouped_sums;

@@ -28,7 +28,10 @@ const KernelTable& choose(const char* isa) {
 }  // namespace
 
 Kernels::Kernels(int threads, const char* isa, bool fast)
-    : table_(choose(isa)), threads_(threads), fast_(fast), input_(fast) {
+    : table_(choose(isa)),
+      threads_(threads),
+      fast_(fast),
+      inputs_(kMostByDots, QuantisedInput(fast)) {
   if (threads < 1 || threads > kMaxThreads) {
     throw std::invalid_argument("threads is " + std::to_string(threads) + "; expected 1 to " +
                                 std::to_string(kMaxThreads));
@@ -65,7 +68,7 @@ void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x,
                                 std::to_string(bytes.get()) + " were expected");
   }
   const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
-  const DotInput input = input_.prepare(dtype, x.data, x.size);
+  const DotInput input = inputs_[0].prepare(dtype, x.data, x.size);
   const size_t stride = bytes.get();
   const int parts = parts_for(rows.size, kPartsPerThread * static_cast<size_t>(threads_));
   pool_->run(parts, [&](int part) {
@@ -111,7 +114,7 @@ void Kernels::dot_rows(const Rows& rows, View<const int32_t> ids, View<const flo
   check_equal("out", out.size, ids.size);
   const size_t bytes = check_ids(rows, ids, x.size);
   const DotFunction dot = table_.dot[static_cast<size_t>(rows.dtype)];
-  const DotInput input = input_.prepare(rows.dtype, x.data, x.size);
+  const DotInput input = inputs_[0].prepare(rows.dtype, x.data, x.size);
   const int parts = parts_for(ids.size * bytes, kPartsPerThread * static_cast<size_t>(threads_));
   pool_->run(parts, [&](int part) {
     const size_t first = part_begin(ids.size, part, parts);

@@ -133,13 +133,17 @@ class Kernels {
                 Matrix<float> out);
   void multiply_tiles(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
                       Matrix<float> out);
-  // Of several vectors, where pack_panel(first row, rows, panel) packs rows.
-  template <class PackPanel>
-  void multiply_many(DType dtype, const PackPanel& pack_panel, Matrix<const float> x,
+  // Where panel_of(first row, rows, room) is a packed panel of them.
+  template <class PanelOf>
+  void multiply_many(DType dtype, const PanelOf& panel_of, Matrix<const float> x,
                      Matrix<float> out);
-  template <class PackPanel>
-  void multiply_in_tiles(DType dtype, const PackPanel& pack_panel, Matrix<const float> x,
+  template <class PanelOf>
+  void multiply_in_tiles(DType dtype, const PanelOf& panel_of, Matrix<const float> x,
                          Matrix<float> out);
+  // Of a few, with rows as they lie.
+  template <class RowOf>
+  void multiply_one_by_one(DType dtype, size_t row_bytes, const RowOf& row_of,
+                           Matrix<const float> x, Matrix<float> out);
   void pack_vectors(DType dtype, Matrix<const float> x);
   // The same where a part is some of the vectors, with all of their rows.
   int parts_of_vectors(size_t bytes, size_t vectors) const;
@@ -149,8 +153,8 @@ class Kernels {
   bool fast_;
   std::mutex mutex_;
   std::unique_ptr<ComputePool> pool_;
-  QuantisedInput input_;
-  std::vector<float> partial_;  // [columns], whole units; each part has its own range
+  std::vector<QuantisedInput> inputs_;  // of vectors that are multiplied with rows as they lie
+  std::vector<float> partial_;          // [columns], whole units; each part has its own range
   AttendScratch attend_scratch_;
   std::vector<CacheLine> packed_;  // vectors of a product
 };

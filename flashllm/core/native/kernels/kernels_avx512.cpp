@@ -210,8 +210,6 @@ struct S {
 
 #include "vnni_products.h"
 
-#include "vnni_tiles.h"
-
 KernelTable make_avx512vnni() {
   KernelTable table = avx512_kernels();
   table.name = "avx512vnni";
@@ -219,7 +217,6 @@ KernelTable make_avx512vnni() {
   set_grouped_sums<V, I, S>(&table);
   set_grouped_block_sums<V, I, S>(&table);
   set_lane_products(&table);
-  set_tile_kernels(&table);
   return table;
 }
 

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "kernel_table.h"
@@ -28,6 +30,19 @@ class LineScratch {
  private:
   std::vector<CacheLine> lines_;
 };
+
+// Memory of this thread for its panel or its decoded rows.
+inline uint8_t* scratch(size_t nbytes) {
+  static thread_local LineScratch lines;
+  return lines.room(nbytes);
+}
+
+inline void check_vectors(const char* what, size_t count, const char* result, size_t vectors) {
+  if (count != vectors) {
+    throw std::invalid_argument(std::string(what) + " has " + std::to_string(count) + " rows and " +
+                                result + " " + std::to_string(vectors) + ": one a vector");
+  }
+}
 
 // Rows of a panel that are whole tiles, or fewer where there are no more.
 inline size_t panel_rows(const ProductKernel& kernel, size_t tile_bytes) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernel_table.h"
+#include "view.h"
 
 namespace flash_core {
 
@@ -23,11 +24,12 @@ inline size_t rows_ahead(size_t row_bytes, size_t group) {
   return std::max((kBytesAhead + row_bytes - 1) / row_bytes, group);
 }
 
-// out[i] of row_of(i), for each i of the range. Memory is asked for at later_row(i) for an i that
-// is ahead, and may be behind the range.
+// Of each vector number v, of which there is one input, out.row(v)[i] of row_of(i), for each i of
+// the range. Memory is asked for at later_row(i) for an i that is ahead, and may be behind the
+// range.
 template <class RowOf, class LaterRow>
 void dot_each(DotFunction dot, const RowRange& range, const RowOf& row_of,
-              const LaterRow& later_row, const DotInput& x, float* out) {
+              const LaterRow& later_row, const DotInput* inputs, Matrix<float> out) {
   const size_t ahead = rows_ahead(range.row_bytes, kRowsPerDot);
   DotRows group = {};
   for (size_t i = range.first; i < range.end; i += group.count) {
@@ -36,16 +38,26 @@ void dot_each(DotFunction dot, const RowRange& range, const RowOf& row_of,
       group.rows[r] = row_of(i + r);
       group.next[r] = later_row(i + r + ahead);
     }
-    dot(group, x, out + i);
+    for (size_t v = 0; v < out.rows; ++v) {
+      dot(group, inputs[v], out.row(v) + i);
+      group.next = group.rows;  // what is ahead has been asked for
+    }
   }
 }
 
 // The same where nothing behind the range is asked for.
 template <class RowOf>
+void dot_each(DotFunction dot, const RowRange& range, const RowOf& row_of, const DotInput* inputs,
+              Matrix<float> out) {
+  const auto later_row = [&](size_t i) { return row_of(std::min(i, range.end - 1)); };
+  dot_each(dot, range, row_of, later_row, inputs, out);
+}
+
+// The same for one vector.
+template <class RowOf>
 void dot_each(DotFunction dot, const RowRange& range, const RowOf& row_of, const DotInput& x,
               float* out) {
-  const auto later_row = [&](size_t i) { return row_of(std::min(i, range.end - 1)); };
-  dot_each(dot, range, row_of, later_row, x, out);
+  dot_each(dot, range, row_of, &x, {out, 1, range.end});
 }
 
 }  // namespace flash_core

@@ -89,7 +89,7 @@ FLASH_TARGET void pack_rows(const PanelRows& rows, size_t columns, uint8_t* to) 
 }
 
 template <class V>
-FLASH_TARGET void pack_vector(const DotInput& x, size_t member, uint8_t* to) {
+FLASH_TARGET void pack_vector(const DotInput& x, size_t member, size_t, uint8_t* to) {
   const Chains chains = float_chains(x.columns, V::width);
   pack_floats<V>(
       x.columns,
@@ -150,12 +150,24 @@ size_t steps_of(size_t columns) {
   return Tile::chains(columns).total();
 }
 
+// All but what packs.
+template <class V, class Tile>
+ProductKernel tile_product() {
+  ProductKernel kernel = {};
+  kernel.rows = Tile::rows;
+  kernel.vectors = Tile::vectors;
+  kernel.row_piece_bytes = kernel.vector_piece_bytes = Tile::piece_bytes;
+  kernel.by_dots = 4;
+  kernel.steps = steps_of<Tile>;
+  kernel.multiply = multiply<V, Tile>;
+  return kernel;
+}
+
 template <class V, class F32, class F16, class BF16>
 void set_float_products(KernelTable* table) {
   using Tile = FloatTile<V>;
-  const ProductKernel common = {Tile::rows,        Tile::vectors,    Tile::piece_bytes,
-                                Tile::piece_bytes, steps_of<Tile>,   nullptr,
-                                pack_vector<V>,    multiply<V, Tile>};
+  ProductKernel common = tile_product<V, Tile>();
+  common.pack_vector = pack_vector<V>;
   table->product[0] = table->product[1] = table->product[2] = common;
   table->product[0].pack_rows = pack_rows<V, F32>;
   table->product[1].pack_rows = pack_rows<V, F16>;

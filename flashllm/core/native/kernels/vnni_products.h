@@ -1,22 +1,20 @@
-// Products of tiles of rows of groups with tiles of vectors with AVX-512 VNNI: a lane for each row.
+// Products of tiles of rows of groups with a few vectors with AVX-512 VNNI: a lane for each row.
 //
-// Included by kernels_avx512.cpp, after vnni_dots.h, whose bits these are. For 16 rows and a vector
-// a group takes 16 products of bytes (8 for each half of the vector's numbers) and is reached as
-// floats once, where lanes of a row's own columns are reached as floats for each four products.
+// Included by kernels_avx512.cpp, after vnni_dots.h, whose bits these are. A group of one row ends
+// in four lanes of 16, which have to be brought together; a group of a tile has a lane for each
+// row, so that for one vector 33 instructions do what 47 do (int4, a row of 16 groups), and for a
+// second one half of them.
 //
-// A packed tile of rows has group after group, those of a lane of a dot together: of each group
-// four bytes of every row after another, then the rows' scales. One of vectors has in the same
-// order the high halves of every vector's numbers, the low ones, their seeds and their scales.
+// A tile has as many bytes as its rows, so that a matrix may be kept in tiles. It has group after
+// group, those of a lane of a dot together: of each four bytes of every row after another, as they
+// are in a row, then the rows' scales. One of vectors has in the same order the high halves of
+// every vector's numbers, the low ones, their seeds and their scales.
 
 struct RowLanes {
   static constexpr size_t across = 2;  // vectors of 16 rows
   static constexpr size_t rows = 16 * across;
-  static constexpr size_t vectors = 12;
-  static constexpr size_t pieces = kGroup / 4;  // products of a group and of half of a number
-  static constexpr size_t row_group_bytes = rows * (kGroup + sizeof(float));
-  static constexpr size_t half_bytes = vectors * kGroup;  // of a group of vectors
+  static constexpr size_t vectors = 4;  // whose lanes have registers of their own
   static constexpr size_t member_group_bytes = 2 * kGroup + sizeof(int32_t) + sizeof(float);
-  static constexpr size_t vector_group_bytes = vectors * member_group_bytes;
 };
 
 // Where groups lie in a tile: lanes of a dot in the order in which neighbours meet when a vector of
@@ -105,75 +103,6 @@ FLASH_INLINE void turn_row_bytes(const uint8_t* const* rows, size_t at, size_t n
   }
 }
 
-// Four bytes of each of 16 rows, as bytes of their numbers: piece `piece` of a group in a panel.
-template <class Numbers>
-FLASH_INLINE void put_whole(__m512i four, size_t piece, uint8_t* group) {
-  constexpr size_t kPieces = group_bytes(Numbers::dtype) / 4;
-  constexpr size_t kStep = RowLanes::across * 64;
-  if constexpr (Numbers::dtype == DType::int8) {
-    _mm512_storeu_si512(group + piece * kStep, I::whole(four));
-  } else {
-    _mm512_storeu_si512(group + piece * kStep, Numbers::template first<I>(four));
-    _mm512_storeu_si512(group + (kPieces + piece) * kStep, Numbers::template second<I>(four));
-  }
-}
-
-template <class Numbers>
-FLASH_TARGET void pack_row_lanes(const PanelRows& rows, size_t columns, uint8_t* to) {
-  using Scale = typename Numbers::template Scale<S>;
-  constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
-  const size_t groups = group_count(columns);
-  const size_t nbytes = groups * kGroupBytes;
-  std::array<size_t, kInputGroups> places = LaneOrder(groups).of_groups();
-  for (size_t g = 0; g < groups; g += kInputGroups) {
-    const size_t count = std::min(kInputGroups, groups - g);
-    for (size_t i = 0; i < RowLanes::across; ++i) {
-      // Where there are fewer rows, the last one again: what comes of it is not looked at.
-      const uint8_t* from[16];
-      __m512i scales[16];
-      for (size_t r = 0; r < 16; ++r) {
-        from[r] = rows.rows[std::min(16 * i + r, rows.count - 1)];
-        const uint8_t* const at = from[r] + nbytes + g * Scale::item_bytes;
-        scales[r] = _mm512_castps_si512(load_scales<V, Scale>(at, count));
-      }
-      turn_row_bytes<Numbers>(
-          from, g * kGroupBytes, nbytes, [&](size_t group, size_t p, __m512i four) FLASH_TARGET {
-            put_whole<Numbers>(four, p, to + places[group] * RowLanes::row_group_bytes + 64 * i);
-          });
-      transpose(scales);
-      for (size_t k = 0; k < count; ++k) {
-        uint8_t* const group = to + places[k] * RowLanes::row_group_bytes;
-        _mm512_storeu_si512(group + RowLanes::rows * kGroup + 64 * i, scales[k]);
-      }
-    }
-    for (size_t& place : places) ++place;
-  }
-}
-
-// As member `member` of a tile of `Vectors`.
-template <class Numbers, size_t Vectors>
-void pack_vector_lanes(const DotInput& x, size_t member, uint8_t* to) {
-  constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
-  constexpr size_t kLanes = kGroupBytes / 4;
-  constexpr size_t kHalfBytes = Vectors * kGroup;
-  const size_t groups = group_count(x.columns);
-  std::array<size_t, kInputGroups> places = LaneOrder(groups).of_groups();
-  for (size_t g = 0; g < groups; ++g) {
-    uint8_t* const group = to + places[g % kInputGroups]++ * Vectors * RowLanes::member_group_bytes;
-    for (size_t p = 0; p < RowLanes::pieces; ++p) {
-      const size_t at = g * kGroupBytes + p % kLanes * 4 + p / kLanes * x.half_stride;
-      uint8_t* const piece = group + (p * Vectors + member) * 4;
-      std::memcpy(piece, x.high + at, 4);
-      std::memcpy(piece + kHalfBytes, x.low + at, 4);
-    }
-    int32_t seed = 0;
-    for (size_t lane = 0; lane < kLanes; ++lane) seed += x.seeds[g * kLanes + lane];
-    uint8_t* const rest = group + 2 * kHalfBytes + member * 4;
-    std::memcpy(rest, &seed, sizeof(seed));
-    std::memcpy(rest + Vectors * 4, x.scales + g, sizeof(float));
-  }
-}
-
 FLASH_INLINE int32_t int_at(const uint8_t* from) {
   int32_t value = 0;
   std::memcpy(&value, from, sizeof(value));
@@ -186,72 +115,140 @@ FLASH_INLINE void add_dot(__m512i* lanes, __m512i weights, __m512i numbers) {
   asm("vpdpbusd %2, %1, %0" : "+v"(*lanes) : "v"(weights), "v"(numbers));
 }
 
-// Adds what a group has for one half of the vectors' numbers. Its loops are unrolled, so that all
-// lanes stay in registers.
-template <size_t Count>
-FLASH_INLINE void dot_half(const uint8_t* weights, const uint8_t* numbers,
-                           __m512i (&lanes)[Count][RowLanes::across]) {
-  constexpr size_t kAcross = RowLanes::across;
-#pragma GCC unroll 1
-  for (size_t p = 0; p < RowLanes::pieces; ++p) {
-    __m512i here[kAcross];
-#pragma GCC unroll 4
-    for (size_t i = 0; i < kAcross; ++i) here[i] = I::load_bytes(weights + 64 * i);
-#pragma GCC unroll 16
-    for (size_t v = 0; v < Count; ++v) {
-      const __m512i four = I::repeat(int_at(numbers + v * 4));
-#pragma GCC unroll 4
-      for (size_t i = 0; i < kAcross; ++i) add_dot(&lanes[v][i], here[i], four);
-    }
-    weights += 64 * kAcross;
-    numbers += 4 * RowLanes::vectors;
-  }
-}
+// A tile of rows, with one of so many vectors.
+template <class Numbers, size_t Vectors>
+struct TileLanes {
+  using Scale = typename Numbers::template Scale<S>;
+  static constexpr size_t kAcross = RowLanes::across;
+  static constexpr size_t kPieces = group_bytes(Numbers::dtype) / 4;
+  static constexpr size_t kWeightBytes = RowLanes::rows * group_bytes(Numbers::dtype);
+  static constexpr size_t row_group_bytes = kWeightBytes + RowLanes::rows * Scale::item_bytes;
+  static constexpr size_t vector_group_bytes = Vectors * RowLanes::member_group_bytes;
+  static constexpr size_t kBytesAhead = 8192;  // behind the last tile there may be nothing to read
 
-// A packed tile of rows, with a packed tile of vectors.
-struct PanelLanes {
-  static constexpr size_t row_group_bytes = RowLanes::row_group_bytes;
-  static constexpr size_t vector_group_bytes = RowLanes::vector_group_bytes;
-  // Adds a group to the sums of `Count` vectors.
-  template <size_t Count, bool kOnlyHigh>
-  FLASH_INLINE void add_group(const uint8_t* rows, const uint8_t* x,
-                              __m512 (*sums)[RowLanes::across]) {
-    constexpr size_t kAcross = RowLanes::across;
-    __m512i lanes[Count][kAcross];
-#pragma GCC unroll 16
-    for (size_t v = 0; v < Count; ++v) {
-      const __m512i seed = I::fill(int_at(x + 2 * RowLanes::half_bytes + v * 4));
-#pragma GCC unroll 4
-      for (size_t i = 0; i < kAcross; ++i) lanes[v][i] = seed;
-    }
-    dot_half<Count>(rows, x, lanes);
-#pragma GCC unroll 16
-    for (size_t v = 0; v < Count; ++v) {
-#pragma GCC unroll 4
-      for (size_t i = 0; i < kAcross; ++i) lanes[v][i] = I::times_128(lanes[v][i]);
-    }
-    if constexpr (!kOnlyHigh) dot_half<Count>(rows, x + RowLanes::half_bytes, lanes);
-    __m512 scales[kAcross];
-#pragma GCC unroll 4
-    for (size_t i = 0; i < kAcross; ++i) {
-      scales[i] = _mm512_loadu_ps(rows + RowLanes::rows * kGroup + 64 * i);
-    }
-#pragma GCC unroll 16
-    for (size_t v = 0; v < Count; ++v) {
-      const uint8_t* at = x + 2 * RowLanes::half_bytes + (RowLanes::vectors + v) * 4;
-      const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(int_at(at)));
-#pragma GCC unroll 4
+  // Adds a group to the sums of the vectors. Halves of their numbers have lanes of their own, so
+  // that no product waits for one of the other half.
+  template <bool kOnlyHigh>
+  FLASH_INLINE void add_group(const uint8_t* rows, const uint8_t* x, __m512 (*sums)[kAcross]) {
+    constexpr size_t kHalfBytes = Vectors * kGroup;
+    __m512i high[Vectors][kAcross];
+    __m512i low[Vectors][kAcross];
+#pragma GCC unroll 8
+    for (size_t v = 0; v < Vectors; ++v) {
+      const __m512i seed = I::fill(int_at(x + 2 * kHalfBytes + 4 * v));
+#pragma GCC unroll 2
       for (size_t i = 0; i < kAcross; ++i) {
-        sums[v][i] = V::fma(I::to_float(lanes[v][i]), V::multiply(scales[i], scale), sums[v][i]);
+        high[v][i] = seed;
+        low[v][i] = _mm512_setzero_si512();
+      }
+    }
+    const auto add = [&](const __m512i* weights, size_t p) FLASH_TARGET {
+#pragma GCC unroll 8
+      for (size_t v = 0; v < Vectors; ++v) {
+        const uint8_t* const four = x + 4 * (p * Vectors + v);
+        const __m512i numbers = I::repeat(int_at(four));
+#pragma GCC unroll 2
+        for (size_t i = 0; i < kAcross; ++i) add_dot(&high[v][i], weights[i], numbers);
+        if constexpr (!kOnlyHigh) {
+          const __m512i rest = I::repeat(int_at(four + kHalfBytes));
+#pragma GCC unroll 2
+          for (size_t i = 0; i < kAcross; ++i) add_dot(&low[v][i], weights[i], rest);
+        }
+      }
+    };
+#pragma GCC unroll 8
+    for (size_t p = 0; p < kPieces; ++p) {
+      __m512i first[kAcross];
+      __m512i second[kAcross];
+#pragma GCC unroll 2
+      for (size_t i = 0; i < kAcross; ++i) {
+        const uint8_t* const at = rows + (p * kAcross + i) * 64;
+        _mm_prefetch(reinterpret_cast<const char*>(at) + kBytesAhead, _MM_HINT_T0);
+        const __m512i four = I::load_bytes(at);
+        if constexpr (Numbers::dtype == DType::int8) {
+          first[i] = I::whole(four);
+        } else {
+          first[i] = Numbers::template first<I>(four);
+          second[i] = Numbers::template second<I>(four);
+        }
+      }
+      add(first, p);
+      if constexpr (Numbers::dtype != DType::int8) add(second, kPieces + p);
+    }
+#pragma GCC unroll 2
+    for (size_t i = 0; i < kAcross; ++i) {
+      const __m512 scales = Scale::load(rows + kWeightBytes + 16 * i * Scale::item_bytes);
+#pragma GCC unroll 8
+      for (size_t v = 0; v < Vectors; ++v) {
+        const uint8_t* const at = x + 2 * kHalfBytes + 4 * (Vectors + v);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(int_at(at)));
+        __m512i lanes = I::times_128(high[v][i]);
+        if constexpr (!kOnlyHigh) lanes = _mm512_add_epi32(lanes, low[v][i]);
+        sums[v][i] = V::fma(I::to_float(lanes), V::multiply(scales, scale), sums[v][i]);
       }
     }
   }
 };
 
-template <class Tile, size_t Count, bool kOnlyHigh>
-FLASH_TARGET void multiply_lanes(const LaneOrder& order, const TilePanel& panel,
-                                 const TileVectors& x, float* out, size_t out_stride) {
+template <class Numbers>
+FLASH_TARGET void pack_row_lanes(const PanelRows& rows, size_t columns, uint8_t* to) {
+  using Tile = TileLanes<Numbers, 1>;
+  constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
+  constexpr size_t kScaleBytes = Tile::Scale::item_bytes;
+  const size_t groups = group_count(columns);
+  const size_t nbytes = groups * kGroupBytes;
+  // Where there are fewer rows, the last one again: what comes of it is not looked at.
+  const uint8_t* all[RowLanes::rows];
+  for (size_t r = 0; r < RowLanes::rows; ++r) all[r] = rows.rows[std::min(r, rows.count - 1)];
+  std::array<size_t, kInputGroups> places = LaneOrder(groups).of_groups();
+  for (size_t g = 0; g < groups; g += kInputGroups) {
+    for (size_t i = 0; i < RowLanes::across; ++i) {
+      turn_row_bytes<Numbers>(all + 16 * i, g * kGroupBytes, nbytes,
+                              [&](size_t group, size_t p, __m512i four) FLASH_TARGET {
+                                uint8_t* const at = to + places[group] * Tile::row_group_bytes;
+                                _mm512_storeu_si512(at + (p * RowLanes::across + i) * 64, four);
+                              });
+    }
+    for (size_t k = 0; k < std::min(kInputGroups, groups - g); ++k) {
+      uint8_t* const scales = to + places[k] * Tile::row_group_bytes + Tile::kWeightBytes;
+      for (size_t r = 0; r < RowLanes::rows; ++r) {
+        const uint8_t* const scale = all[r] + nbytes + (g + k) * kScaleBytes;
+        std::memcpy(scales + r * kScaleBytes, scale, kScaleBytes);
+      }
+    }
+    for (size_t& place : places) ++place;
+  }
+}
+
+template <class Numbers>
+void pack_vector_lanes(const DotInput& x, size_t member, size_t members, uint8_t* to) {
+  constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
+  constexpr size_t kLanes = kGroupBytes / 4;
+  const size_t half_bytes = members * kGroup;
+  const size_t groups = group_count(x.columns);
+  std::array<size_t, kInputGroups> places = LaneOrder(groups).of_groups();
+  for (size_t g = 0; g < groups; ++g) {
+    uint8_t* const group = to + places[g % kInputGroups]++ * members * RowLanes::member_group_bytes;
+    for (size_t p = 0; p < kGroup / 4; ++p) {
+      const size_t at = g * kGroupBytes + p % kLanes * 4 + p / kLanes * x.half_stride;
+      uint8_t* const piece = group + (p * members + member) * 4;
+      std::memcpy(piece, x.high + at, 4);
+      std::memcpy(piece + half_bytes, x.low + at, 4);
+    }
+    int32_t seed = 0;
+    for (size_t lane = 0; lane < kLanes; ++lane) seed += x.seeds[g * kLanes + lane];
+    uint8_t* const rest = group + 2 * half_bytes + member * 4;
+    std::memcpy(rest, &seed, sizeof(seed));
+    std::memcpy(rest + members * 4, x.scales + g, sizeof(float));
+  }
+}
+
+template <class Numbers, size_t Count, bool kOnlyHigh>
+FLASH_TARGET void multiply_lanes(const TilePanel& panel, const TileVectors& x, float* out,
+                                 size_t out_stride) {
+  using Tile = TileLanes<Numbers, Count>;
   constexpr size_t kAcross = RowLanes::across;
+  const LaneOrder order(group_count(x.columns));
   const uint8_t* rows = panel.packed;
   const uint8_t* vectors = x.packed;
   // Sums of 1, 2, 4 and 8 lanes that wait for their neighbours, and that of all 16. Without groups
@@ -263,7 +260,7 @@ FLASH_TARGET void multiply_lanes(const LaneOrder& order, const TilePanel& panel,
     bool any = order.groups[place] != 0;
     for (auto& of_vector : sums) std::fill_n(of_vector, kAcross, V::zero());
     for (size_t g = 0; g < order.groups[place]; ++g) {
-      Tile::template add_group<Count, kOnlyHigh>(rows, vectors, sums);
+      Tile::template add_group<kOnlyHigh>(rows, vectors, sums);
       rows += Tile::row_group_bytes;
       vectors += Tile::vector_group_bytes;
     }
@@ -291,29 +288,30 @@ FLASH_TARGET void multiply_lanes(const LaneOrder& order, const TilePanel& panel,
 }
 
 // As many vectors as are there, each number of which has a function of its own.
-template <size_t Count = RowLanes::vectors>
+template <class Numbers, size_t Count = RowLanes::vectors>
 void multiply_row_lanes(const TilePanel& panel, const TileVectors& x, float* out,
                         size_t out_stride) {
   if constexpr (Count > 1) {
-    if (x.count < Count) return multiply_row_lanes<Count - 1>(panel, x, out, out_stride);
+    if (x.count < Count) return multiply_row_lanes<Numbers, Count - 1>(panel, x, out, out_stride);
   }
-  const LaneOrder order(group_count(x.columns));
-  if (x.only_high) {
-    return multiply_lanes<PanelLanes, Count, true>(order, panel, x, out, out_stride);
-  }
-  multiply_lanes<PanelLanes, Count, false>(order, panel, x, out, out_stride);
+  if (x.only_high) return multiply_lanes<Numbers, Count, true>(panel, x, out, out_stride);
+  multiply_lanes<Numbers, Count, false>(panel, x, out, out_stride);
 }
 
 template <class Numbers>
 ProductKernel lane_product() {
-  return {RowLanes::rows,
-          RowLanes::vectors,
-          RowLanes::row_group_bytes / RowLanes::rows,
-          RowLanes::member_group_bytes,
-          group_count,
-          pack_row_lanes<Numbers>,
-          pack_vector_lanes<Numbers, RowLanes::vectors>,
-          multiply_row_lanes<>};
+  ProductKernel kernel = {};
+  kernel.rows = RowLanes::rows;
+  kernel.vectors = RowLanes::vectors;
+  kernel.row_piece_bytes = TileLanes<Numbers, 1>::row_group_bytes / RowLanes::rows;
+  kernel.vector_piece_bytes = RowLanes::member_group_bytes;
+  kernel.by_dots = Numbers::dtype == DType::int8 ? 2 : kMostByDots;
+  kernel.keeps_bytes = true;
+  kernel.steps = group_count;
+  kernel.pack_rows = pack_row_lanes<Numbers>;
+  kernel.pack_vector = pack_vector_lanes<Numbers>;
+  kernel.multiply = multiply_row_lanes<Numbers>;
+  return kernel;
 }
 
 void set_lane_products(KernelTable* table) {
