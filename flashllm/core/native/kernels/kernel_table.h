@@ -100,7 +100,7 @@ struct TileVectors {
 };
 
 // At most so many vectors are multiplied with rows as they lie, one after the other.
-constexpr size_t kMostByDots = 6;
+constexpr size_t kMostByDots = 4;
 
 // A packed tile has steps(columns) pieces of each of its rows, or vectors. Rows that are not there,
 // and vectors, hold anything.

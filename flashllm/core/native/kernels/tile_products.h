@@ -157,7 +157,7 @@ ProductKernel tile_product() {
   kernel.rows = Tile::rows;
   kernel.vectors = Tile::vectors;
   kernel.row_piece_bytes = kernel.vector_piece_bytes = Tile::piece_bytes;
-  kernel.by_dots = 4;
+  kernel.by_dots = kMostByDots;
   kernel.steps = steps_of<Tile>;
   kernel.multiply = multiply<V, Tile>;
   return kernel;
