@@ -295,8 +295,8 @@ class Kernels:
     def tile_matrix(self, rows: NDArray[np.uint8], dtype: str, columns: int) -> bool:
         """Puts the rows of a matrix in tiles, in place, with which `matmul` has less to do.
 
-        Its bits stay the same; nothing else can read the rows then. False, with nothing changed,
-        where the instruction set has no tiles of this encoding, or the rows are no whole tiles.
+        Its bits stay the same; `decode_tiles` reads rows of it, and nothing else. False, with
+        nothing changed, where the instruction set has no tiles of this encoding, or the rows are no whole tiles.
         """
 
     def dot_rows_all(
@@ -439,6 +439,19 @@ class Kernels:
         out: NDArray[np.float32],
     ) -> None:
         """Out [n * columns] = the values of the rows at bytes ids * row_stride + row_offset."""
+
+    def decode_tiles(
+        self,
+        rows: NDArray[np.uint8],
+        dtype: str,
+        ids: NDArray[np.int32],
+        columns: int,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [n * columns] = the values of rows `ids` of a matrix that `tile_matrix` put in tiles.
+
+        ValueError where there are no such tiles; IndexError for a row outside the bytes.
+        """
 
     def copy_rows(
         self,

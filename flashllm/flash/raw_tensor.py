@@ -67,7 +67,7 @@ class RawTensor:
     shape: tuple[int, ...]
     is_tiled: bool = False
     """Whether its rows lie in tiles instead (`core.Kernels.tile_matrix`): nothing but `matmul`
-    reads it then."""
+    and `decode_tiles` reads it then."""
 
     def floats(self) -> NDArray[np.float32]:
         """A decoded copy."""

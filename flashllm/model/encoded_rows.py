@@ -45,7 +45,9 @@ class Table:
 
 def decode(weight: RawTensor, kernels: core.Kernels, ids: NDArray[np.int32], out: Tensor) -> None:
     """The rows `ids` of a matrix, decoded into `out` [n, columns]."""
-    assert not weight.is_tiled
     columns, dtype = weight.shape[1], weight.dtype
-    nbytes = row_bytes(dtype, columns)
-    kernels.decode_rows(weight.raw, nbytes, 0, dtype, ids, columns, out.view(-1).numpy())
+    values = out.view(-1).numpy()
+    if weight.is_tiled:
+        kernels.decode_tiles(weight.raw, dtype, ids, columns, values)
+    else:
+        kernels.decode_rows(weight.raw, row_bytes(dtype, columns), 0, dtype, ids, columns, values)

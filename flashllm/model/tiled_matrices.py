@@ -8,15 +8,19 @@ from dataclasses import replace
 from flashllm import core
 from flashllm.dtypes import GROUP_BYTES
 from flashllm.flash.raw_tensor import RawTensor
+from flashllm.planning.device_plan import HEAD
 
-LOOKED_UP = ("embed.weight", "embed.positions")
-"""Their rows are looked up one by one too."""
+_EMBEDDING = "embed.weight"
 
 
 def tile_matrices(resident: Mapping[str, RawTensor], kernels: core.Kernels) -> dict[str, RawTensor]:
-    """The same tensors, those that are only multiplied in tiles, in their memory."""
+    """The same tensors, those that are multiplied in tiles, in their memory.
+
+    An embedding is multiplied where it is the head too.
+    """
+    left = {_EMBEDDING} if HEAD in resident else set()
     return {
-        name: tensor if name in LOOKED_UP else _tiled(tensor, kernels)
+        name: tensor if name in left else _tiled(tensor, kernels)
         for name, tensor in resident.items()
     }
 

@@ -71,6 +71,37 @@ def test_a_matrix_in_tiles_has_the_same_bytes_and_gives_the_same_bits(
         assert np.array_equal(found, expected[some], equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
+@pytest.mark.parametrize("columns", [1, 32, 96, 500, 513, 1000, 4100])
+def test_rows_of_tiles_have_their_values(make_native: Make, dtype: str, columns: int) -> None:
+    rows = encode(normal((96, columns)), dtype)
+    kernels, tiles, nbytes = make_native(3), rows.copy(), len(rows) // 96
+    ids = np.array([95, 0, 33, 33, *range(96)], np.int32)
+    expected = np.empty(len(ids) * columns, np.float32)
+    kernels.decode_rows(rows, nbytes, 0, dtype, ids, columns, expected)
+    found = np.full_like(expected, np.nan)
+    if not kernels.tile_matrix(tiles, dtype, columns):
+        with pytest.raises(ValueError, match="no tiles of"):
+            kernels.decode_tiles(tiles, dtype, ids, columns, found)
+        return
+    kernels.decode_tiles(tiles, dtype, ids, columns, found)
+    assert np.array_equal(found, expected)
+    for number in (-1, 96):
+        with pytest.raises(IndexError):
+            kernels.decode_tiles(
+                tiles, dtype, np.array([number], np.int32), columns, found[:columns]
+            )
+    with pytest.raises(ValueError, match="no tiles of"):
+        kernels.decode_tiles(tiles[nbytes:], dtype, ids[:1], columns, found[:columns])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int4"])
+def test_numpy_decodes_no_tiles(dtype: str) -> None:
+    rows, out = encode(normal((32, 8)), dtype), np.empty(8, np.float32)
+    with pytest.raises(ValueError, match="no tiles of numpy"):
+        TwinKernels().decode_tiles(rows, dtype, np.zeros(1, np.int32), 8, out)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_there_are_no_tiles_of_floats(make_kernels: Make, dtype: str) -> None:
     rows = encode(normal((32, 8)), dtype)

@@ -397,6 +397,15 @@ nb::class_<Kernels> define_kernels(nb::module_& m) {
           "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
           "columns"_a, "out"_a.noconvert(), Released())
       .def(
+          "decode_tiles",
+          [](Kernels& self, const Array<const uint8_t>& rows, const std::string& dtype,
+             const Array<const int32_t>& ids, int64_t columns, const Array<float>& out) {
+            self.decode_tiles(view(rows), parse_dtype(dtype), view(ids), positive(columns),
+                              view(out));
+          },
+          "rows"_a.noconvert(), "dtype"_a, "ids"_a.noconvert(), "columns"_a, "out"_a.noconvert(),
+          Released())
+      .def(
           "copy_rows",
           [](Kernels& self, const Array<const uint8_t>& rows, const Array<const int32_t>& row_ids,
              int64_t row_bytes, const Array<uint8_t>& to, const Array<const int32_t>& to_ids) {

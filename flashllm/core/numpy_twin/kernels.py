@@ -240,7 +240,7 @@ class Kernels:
         """Out [vectors, n] = x [vectors, d] @ rows [n, d].T, `matvec` of each vector."""
         self._check_open()
         if tiled:
-            raise ValueError(f"{dtype}: there are no tiles of numpy")
+            raise _no_tiles(dtype)
         require_array("rows", rows, np.uint8)
         _check_vectors("x", x, "out", out)
         nbytes = row_bytes(dtype, x.shape[1])
@@ -493,6 +493,11 @@ class Kernels:
         for decoded, start in zip(out.reshape(len(ids), columns), starts, strict=True):
             decoded[:] = numpy_rows.decode(rows[None, start : start + nbytes], dtype, columns)[0]
 
+    def decode_tiles(self, rows: object, dtype: str, *rest: object) -> None:  # noqa: ARG002
+        """Refused: `tile_matrix` makes none."""
+        self._check_open()
+        raise _no_tiles(dtype)
+
     def copy_rows(
         self,
         rows: NDArray[np.uint8],
@@ -510,6 +515,10 @@ class Kernels:
         ends = row_starts(to, row_bytes, 0, row_bytes, to_ids)
         for begin, end in zip(begins, ends, strict=True):
             to[end : end + row_bytes] = rows[begin : begin + row_bytes]
+
+
+def _no_tiles(dtype: str) -> ValueError:
+    return ValueError(f"{dtype}: there are no tiles of numpy")
 
 
 def _check_vectors(

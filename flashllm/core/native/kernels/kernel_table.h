@@ -113,6 +113,8 @@ struct ProductKernel {
   bool keeps_bytes;  // a packed tile has its rows' bytes in another order
   size_t (*steps)(size_t columns);
   void (*pack_rows)(const PanelRows& rows, size_t columns, uint8_t* to);
+  // Row number `row` of a packed tile as it was; only where that keeps bytes.
+  void (*unpack_row)(const uint8_t* tile, size_t row, size_t columns, uint8_t* to);
   // As number `member` of a tile of which `members` are there.
   void (*pack_vector)(const DotInput& x, size_t member, size_t members, uint8_t* to);
   // out[v * out_stride + r] has the bits of the dot of row r of the panel with vector v.

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "checked.h"
+#include "many_vectors.h"
 #include "parts.h"
 #include "row_dots.h"
 #include "row_groups.h"
@@ -226,24 +227,48 @@ void Kernels::encode_rows(View<const float> values, size_t columns, DType dtype,
   }
 }
 
-void Kernels::decode_rows(const Rows& rows, View<const int32_t> ids, size_t columns,
+template <class RowOf>
+void Kernels::decode_each(DType dtype, const RowOf& row_of, View<const int32_t> ids, size_t columns,
                           View<float> out) {
-  const auto lock = enter();
-  check_ids(rows, ids, columns);
   if (!(Checked(ids.size) * Checked(columns) == Checked(out.size))) {
     throw std::invalid_argument("out has " + std::to_string(out.size) + " values for " +
                                 std::to_string(ids.size) + " ids of " + std::to_string(columns) +
                                 " columns");
   }
-  const DecodeFunction decode = table_.decode[static_cast<size_t>(rows.dtype)];
+  const DecodeFunction decode = table_.decode[static_cast<size_t>(dtype)];
   const int parts =
       parts_for(out.size * sizeof(float), kPartsPerThread * static_cast<size_t>(threads_));
   pool_->run(parts, [&](int part) {
     const size_t end = part_begin(ids.size, part + 1, parts);
     for (size_t i = part_begin(ids.size, part, parts); i < end; ++i) {
-      decode(row_at(rows, ids.data[i]), columns, out.data + i * columns);
+      decode(row_of(ids.data[i]), columns, out.data + i * columns);
     }
   });
+}
+
+void Kernels::decode_rows(const Rows& rows, View<const int32_t> ids, size_t columns,
+                          View<float> out) {
+  const auto lock = enter();
+  check_ids(rows, ids, columns);
+  decode_each(rows.dtype, [&](int32_t id) { return row_at(rows, id); }, ids, columns, out);
+}
+
+void Kernels::decode_tiles(View<const uint8_t> rows, DType dtype, View<const int32_t> ids,
+                           size_t columns, View<float> out) {
+  const auto lock = enter();
+  const size_t row = row_bytes(dtype, columns).get();
+  const ProductKernel& kernel = tiled_product(dtype, rows.size / row);
+  check_ids({rows, static_cast<int64_t>(row), 0, dtype}, ids, columns);
+  decode_each(
+      dtype,
+      [&](int32_t id) {
+        const size_t number = static_cast<size_t>(id) % kernel.rows;
+        const uint8_t* const tile = rows.data + (static_cast<size_t>(id) - number) * row;
+        uint8_t* const to = scratch(row);
+        kernel.unpack_row(tile, number, columns, to);
+        return to;
+      },
+      ids, columns, out);
 }
 
 void Kernels::copy_rows(View<const uint8_t> from, View<const int32_t> from_ids, int64_t row_bytes,

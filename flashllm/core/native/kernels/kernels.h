@@ -69,8 +69,9 @@ class Kernels {
   size_t tile_rows(DType dtype);
 
   // Puts the rows of a matrix in tiles, in their place and with the same bytes, so that matmul()
-  // takes fewer instructions, with the same bits; no other product takes them then. False, with
-  // nothing changed, where the instruction set has no tiles, or there is a part of one.
+  // takes fewer instructions, with the same bits; nothing but that and decode_tiles() takes them
+  // then. False, with nothing changed, where the instruction set has no tiles, or there is a part
+  // of one.
   bool tile_matrix(View<uint8_t> rows, DType dtype, size_t columns);
 
   // The same with the rows of `ids`: the bits of dot_rows() for each vector.
@@ -105,6 +106,10 @@ class Kernels {
   // out [n * columns] = the values of rows ids [n]; out_of_range for an id outside the bytes.
   void decode_rows(const Rows& rows, View<const int32_t> ids, size_t columns, View<float> out);
 
+  // The same of rows that are as tile_matrix() left them.
+  void decode_tiles(View<const uint8_t> rows, DType dtype, View<const int32_t> ids, size_t columns,
+                    View<float> out);
+
   // Rows of `row_bytes` bytes: row to_ids[i] of `to` = row from_ids[i] of `from`. The `to_ids` are
   // distinct; out_of_range for an id outside the bytes, of either side.
   void copy_rows(View<const uint8_t> from, View<const int32_t> from_ids, int64_t row_bytes,
@@ -127,6 +132,12 @@ class Kernels {
   int parts_for(size_t bytes, size_t most) const;
   // `rows` of keys are multiplied, all heads of them together.
   void attend_one(const Attention& task, size_t rows);
+  // Where row_of(id) is a row for as long as decoding it takes.
+  template <class RowOf>
+  void decode_each(DType dtype, const RowOf& row_of, View<const int32_t> ids, size_t columns,
+                   View<float> out);
+  // The product kernel of matrices in tiles of `rows` rows; invalid_argument where there is none.
+  const ProductKernel& tiled_product(DType dtype, size_t rows) const;
   // Products of all rows with all vectors, of which row_of(i) gives where row i lies.
   template <class RowOf>
   void multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matrix<const float> x,

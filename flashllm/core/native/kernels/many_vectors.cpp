@@ -189,14 +189,18 @@ bool Kernels::tile_matrix(View<uint8_t> rows, DType dtype, size_t columns) {
   return true;
 }
 
+const ProductKernel& Kernels::tiled_product(DType dtype, size_t rows) const {
+  const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
+  if (!kernel.keeps_bytes || rows % kernel.rows != 0) {
+    throw std::invalid_argument(std::string(dtype_name(dtype)) + ": " + std::to_string(rows) +
+                                " rows have no tiles of " + table_.name);
+  }
+  return kernel;
+}
+
 void Kernels::multiply_tiles(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
                              Matrix<float> out) {
-  const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
-  if (!kernel.keeps_bytes || out.columns % kernel.rows != 0) {
-    throw std::invalid_argument(std::string(dtype_name(dtype)) + ": " +
-                                std::to_string(out.columns) + " rows have no tiles of " +
-                                table_.name);
-  }
+  tiled_product(dtype, out.columns);
   if (out.columns == 0 || x.rows == 0) return;
   const size_t row = row_bytes(dtype, x.columns).get();
   multiply_many(

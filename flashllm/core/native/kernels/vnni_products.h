@@ -224,6 +224,23 @@ FLASH_TARGET void pack_row_lanes(const PanelRows& rows, size_t columns, uint8_t*
 }
 
 template <class Numbers>
+void unpack_row_lanes(const uint8_t* tile, size_t row, size_t columns, uint8_t* to) {
+  using Tile = TileLanes<Numbers, 1>;
+  constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
+  constexpr size_t kScaleBytes = Tile::Scale::item_bytes;
+  const size_t groups = group_count(columns);
+  std::array<size_t, kInputGroups> places = LaneOrder(groups).of_groups();
+  for (size_t g = 0; g < groups; ++g) {
+    const uint8_t* const group = tile + places[g % kInputGroups]++ * Tile::row_group_bytes;
+    for (size_t p = 0; p < Tile::kPieces; ++p) {
+      std::memcpy(to + g * kGroupBytes + 4 * p, group + (p * RowLanes::rows + row) * 4, 4);
+    }
+    std::memcpy(to + groups * kGroupBytes + g * kScaleBytes,
+                group + Tile::kWeightBytes + row * kScaleBytes, kScaleBytes);
+  }
+}
+
+template <class Numbers>
 void pack_vector_lanes(const DotInput& x, size_t member, size_t members, uint8_t* to) {
   constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
   constexpr size_t kLanes = kGroupBytes / 4;
@@ -312,6 +329,7 @@ ProductKernel lane_product() {
   kernel.keeps_bytes = true;
   kernel.steps = group_count;
   kernel.pack_rows = pack_row_lanes<Numbers>;
+  kernel.unpack_row = unpack_row_lanes<Numbers>;
   kernel.pack_vector = pack_vector_lanes<Numbers>;
   kernel.multiply = multiply_row_lanes<Numbers>;
   return kernel;
