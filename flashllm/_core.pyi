@@ -296,7 +296,8 @@ class Kernels:
         """Puts the rows of a matrix in tiles, in place, with which `matmul` has less to do.
 
         Its bits stay the same; `decode_tiles` reads rows of it, and nothing else. False, with
-        nothing changed, where the instruction set has no tiles of this encoding, or the rows are no whole tiles.
+        nothing changed, where the instruction set has no tiles of this encoding, or the rows are
+        no whole tiles.
         """
 
     def dot_rows_all(
