@@ -88,6 +88,41 @@ TEST(tiles_give_the_bits_of_rows) {
   }
 }
 
+TEST(rows_of_tiles_have_their_values) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      for (const size_t columns : {1, 500, 1000}) {
+        const Encoded rows(64, columns, dtype);
+        std::vector<uint8_t> tiles = rows.bytes;
+        const View<const uint8_t> bytes = {tiles.data(), tiles.size()};
+        const View<const int32_t> ids = {rows.ids.data(), rows.ids.size()};
+        std::vector<float> expected(64 * columns), found(64 * columns);
+        const View<float> out = {found.data(), found.size()};
+        Kernels kernels(3, table->name);
+        if (!kernels.tile_matrix({tiles.data(), tiles.size()}, dtype, columns)) {
+          CHECK_THROWS(std::invalid_argument, "no tiles of",
+                       kernels.decode_tiles(bytes, dtype, ids, columns, out));
+          continue;
+        }
+        kernels.decode_rows(
+            {{rows.bytes.data(), rows.bytes.size()}, static_cast<int64_t>(rows.stride), 0, dtype},
+            ids, columns, {expected.data(), expected.size()});
+        kernels.decode_tiles(bytes, dtype, ids, columns, out);
+        CHECK(found == expected);
+        const std::vector<int32_t> wrong = {64};
+        CHECK_THROWS(std::out_of_range, "64",
+                     kernels.decode_tiles(bytes, dtype, {wrong.data(), 1}, columns,
+                                          {found.data(), columns}));
+        CHECK_THROWS(std::invalid_argument, "values for",
+                     kernels.decode_tiles(bytes, dtype, ids, columns, {found.data(), columns}));
+        CHECK_THROWS(std::invalid_argument, "no tiles of",
+                     kernels.decode_tiles({tiles.data(), tiles.size() - rows.stride}, dtype, ids,
+                                          columns, out));
+      }
+    }
+  }
+}
+
 TEST(sums_of_many_vectors_have_the_bits_of_each_alone) {
   for (const KernelTable* table : available_kernels()) {
     for (const DType dtype : kAll) {
