@@ -20,6 +20,8 @@ from textual.geometry import Offset, Region, Size, Spacing
 from textual.message_pump import MessagePump
 from textual.strip import Strip
 
+from flashllm.system.malloc import give_back_free_memory
+
 
 def forget_closed_widgets() -> None:
     """Empties caches of methods: sixty changes of conversation left 11 MiB there.
@@ -56,11 +58,13 @@ def forget_closed_watchers(app: App[Any]) -> None:
 def collect_closed_widgets(app: App[Any]) -> None:
     """Takes what closed widgets took, before others are made in a place of their own.
 
-    A widget and its parent know each other, so that only the collector frees them.
+    A widget and its parent know each other, so that only the collector frees them. Each has
+    dictionaries that the C library's heap holds, whose free pages go back to the system.
     """
     forget_closed_widgets()
     forget_closed_watchers(app)
     gc.collect()
+    give_back_free_memory()
 
 
 UNCOLLECTED_BLOCKS = 25_000

@@ -20,7 +20,7 @@ from flashllm.conversations.files import export, export_name, import_file
 from flashllm.conversations.store import SessionStore
 from flashllm.conversations.tree import Turn
 from flashllm.errors import CannotCreate, FlashllmError, ReadFailed, UsageError
-from flashllm.ui.screens.sessions import SessionChoice, SessionsScreen
+from flashllm.ui.screens.sessions import ROWS_BEYOND, SessionChoice, SessionsScreen
 from tests.support.screens import Around, shown, until
 
 
@@ -223,6 +223,50 @@ async def test_that_there_are_more_than_are_shown_is_said() -> None:
     app = Screened(Store(*(Kept(number, f"n{number}") for number in range(1, 300))))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "The latest 200 sessions; type to find others." in shown(app))
+
+
+def many() -> Store:
+    return Store(*(Kept(number, f"n{number}") for number in range(1, 121)))
+
+
+async def test_rows_are_made_when_they_are_near() -> None:
+    app = Screened(many())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "120 sessions" in shown(app))
+        options = app.screen.query_one(OptionList)
+        assert options.option_count == 24 + ROWS_BEYOND
+        for key in ("pagedown", "down", "pagedown"):
+            await pilot.press(key)
+        reached = options.highlighted
+        assert reached is not None
+        assert reached + ROWS_BEYOND < options.option_count < 120
+        for row in range(200):
+            options.scroll_to(y=row, animate=False, immediate=True)
+        await until(pilot, lambda: options.option_count == 120)
+        await until(pilot, lambda: " n120 " in shown(app))
+        await pilot.press("enter")
+        assert app.results == [SessionChoice("open", reached + 1)]
+
+
+async def test_a_session_far_below_is_shown_at_once() -> None:
+    app = Screened(many(), current=77)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "● n77 " in shown(app))
+        options = app.screen.query_one(OptionList)
+        assert options.highlighted == 76
+        assert options.option_count < 120
+        await pilot.press(*["pagedown"] * 12)
+        await until(pilot, lambda: " n120 " in shown(app))
+        assert options.highlighted == 119
+
+
+async def test_a_higher_screen_shows_more_rows() -> None:
+    app = Screened(many())
+    async with app.run_test(size=(80, 12)) as pilot:
+        await until(pilot, lambda: "120 sessions" in shown(app))
+        assert " n30 " not in shown(app)
+        await pilot.resize_terminal(80, 50)
+        await until(pilot, lambda: " n40 " in shown(app))
 
 
 async def test_the_one_shown_is_left_to_the_chat() -> None:

@@ -11,7 +11,6 @@ from flashllm.conversations.packed_numbers import PackedNumbers
 from flashllm.conversations.tree import BROKEN_OFF
 from flashllm.engine.answer import Request, kept_numbers
 from flashllm.errors import FlashllmError, UsageError
-from flashllm.system.malloc import give_back_free_memory
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
@@ -338,7 +337,6 @@ class Answering:
 
     def _collect_garbage(self) -> None:
         collect_closed_widgets(self._owner.app)
-        give_back_free_memory()
 
     def _save(self) -> None:
         turn, shown = self._turn, self._shown

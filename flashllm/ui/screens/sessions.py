@@ -31,6 +31,9 @@ from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 from flashllm.untrusted.terminal import sanitize_line
 
+ROWS_BEYOND = 8
+"""Rows of the list below what is seen; the others are made when they are near: all of them took a
+mebibyte each time that the page was opened."""
 _Value = TypeVar("_Value")
 OpenSessions = Callable[[], SessionStore]
 """Opens the store, on whatever thread it is called."""
@@ -122,6 +125,7 @@ class SessionsScreen(Page[SessionChoice | None]):
         """What is asked for concerns this one, whatever the list shows meanwhile."""
         self._query = ""
         self._shown: list[SessionSummary] = []
+        """Of the latest ones the list has rows already."""
 
     def compose(self) -> ComposeResult:
         """A box with all of it."""
@@ -137,7 +141,12 @@ class SessionsScreen(Page[SessionChoice | None]):
     def on_mount(self) -> None:
         """Shows all of them."""
         self.query_one(Input).focus()
+        self.watch(self.query_one(OptionList), "scroll_y", lambda: self._make_rows(), init=False)
         self._search()
+
+    def on_resize(self) -> None:
+        """A higher screen shows more of them."""
+        self._make_rows()
 
     # Keys
 
@@ -154,8 +163,9 @@ class SessionsScreen(Page[SessionChoice | None]):
         """Another row of the list, unless something is asked about one."""
         options = self.query_one(OptionList)
         if options.option_count and self._asking is _Asking.SEARCH:
-            row = (options.highlighted or 0) + rows
-            options.highlighted = max(0, min(row, options.option_count - 1))
+            row = max(0, min((options.highlighted or 0) + rows, len(self._shown) - 1))
+            self._make_rows(row)
+            options.highlighted = row
 
     def action_new(self) -> None:
         """A new conversation."""
@@ -232,9 +242,10 @@ class SessionsScreen(Page[SessionChoice | None]):
         self._shown = found
         options = self.query_one(OptionList)
         options.clear_options()
-        options.add_options([Option(_row(s, self._is_current(s))) for s in found])
         ids = [summary.id for summary in found]
-        options.highlighted = (ids.index(wanted) if wanted in ids else 0) if ids else None
+        row = ids.index(wanted) if wanted in ids else 0
+        self._make_rows(row)
+        options.highlighted = row if ids else None
         if self._asking is _Asking.SEARCH:
             self._say(said or self._format_found())
 
@@ -288,6 +299,14 @@ class SessionsScreen(Page[SessionChoice | None]):
             return None
 
     # Around
+
+    def _make_rows(self, wanted: int = 0) -> None:
+        """Rows as far as row `wanted` and what is seen, and a screen below it."""
+        options = self.query_one(OptionList)
+        there, top = options.option_count, max(wanted, int(options.scroll_y))
+        more = self._shown[there : top + self.app.size.height + ROWS_BEYOND]
+        if more:
+            options.add_options([Option(_row(one, self._is_current(one))) for one in more])
 
     def _chosen(self) -> SessionSummary | None:
         row = self.query_one(OptionList).highlighted
