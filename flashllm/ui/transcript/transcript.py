@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 MOUNTED_AT_ONCE = 12
 """Turns of a long conversation that are made into widgets: the last ones, others on demand."""
-FAR_SCREENS = 0.5
+FAR_SCREENS = 1
 """So many screens away from what is seen, widgets may go: each takes some 40 KiB, and a high screen
 shows dozens of them."""
-FAR_LINES_MIN = 24
-"""On a low screen so many lines: what comes together does not go at once again."""
-NEAR_SCREENS = 0.25
+NEAR_SCREENS = 0.5
 """More turns get widgets where fewer screens than this are left beyond what is seen."""
 FAR_LEAST = 4
 """Fewer widgets that are far away stay: each time that some go, the rest is laid out anew."""
@@ -276,8 +274,7 @@ class Transcript(SingleLayout, VerticalScroll):
         spare = len(children) - MOUNTED_AT_ONCE
         if spare < FAR_LEAST or not height:
             return
-        far = max(FAR_SCREENS * height, FAR_LINES_MIN)
-        begin, end = top - far, top + height + far
+        begin, end = top - FAR_SCREENS * height, top + (1 + FAR_SCREENS) * height
         above = list(takewhile(lambda child: child.virtual_region.bottom < begin, children))
         below = list(takewhile(lambda child: child.virtual_region.y > end, reversed(children)))
         above = above[:spare]
