@@ -8,9 +8,7 @@ from dataclasses import replace
 from flashllm import core
 from flashllm.dtypes import GROUP_BYTES
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.planning.device_plan import HEAD
-
-_EMBEDDING = "embed.weight"
+from flashllm.planning.device_plan import EMBEDDING, HEAD
 
 
 def tile_matrices(resident: Mapping[str, RawTensor], kernels: core.Kernels) -> dict[str, RawTensor]:
@@ -18,7 +16,7 @@ def tile_matrices(resident: Mapping[str, RawTensor], kernels: core.Kernels) -> d
 
     An embedding is multiplied where it is the head too.
     """
-    left = {_EMBEDDING} if HEAD in resident else set()
+    left = {EMBEDDING} if HEAD in resident else set()
     return {
         name: tensor if name in left else _tiled(tensor, kernels)
         for name, tensor in resident.items()

@@ -26,7 +26,7 @@ from flashllm.spec import ModelSpec
 from flashllm.units import MIB, format_bytes
 
 HEAD = "head.weight"
-_EMBEDDING = "embed.weight"
+EMBEDDING = "embed.weight"
 _TILE_BYTES = 32 * MIB
 """Rows that are decoded to f32 together, at most."""
 _TILES = 6
@@ -205,7 +205,7 @@ def matrix_bytes(spec: ModelSpec) -> dict[str, int]:
     The head comes first. Routers, norms, biases and embeddings stay in DRAM, where they are used.
     """
     return {
-        name: resident_bytes(_EMBEDDING if name == HEAD and spec.tied_head else name, shape, spec)
+        name: resident_bytes(EMBEDDING if name == HEAD and spec.tied_head else name, shape, spec)
         for name, shape in _shapes(spec).items()
     }
 
@@ -218,10 +218,10 @@ def placed_bytes(spec: ModelSpec, names: Sequence[str]) -> int:
 
 def _shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
     table = tensor_table(spec)
-    shapes = {HEAD: table[_EMBEDDING if spec.tied_head else HEAD]}
+    shapes = {HEAD: table[EMBEDDING if spec.tied_head else HEAD]}
     left_out = (ROUTER, SHARED_ROUTER)
     for name, shape in table.items():
-        is_table = name in (_EMBEDDING, POSITIONS, HEAD)
+        is_table = name in (EMBEDDING, POSITIONS, HEAD)
         if len(shape) == 2 and not is_table and not name.endswith(left_out):
             shapes[name] = shape
     return shapes

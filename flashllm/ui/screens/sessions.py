@@ -32,8 +32,7 @@ from flashllm.ui.widgets.line_input import LineInput
 from flashllm.untrusted.terminal import sanitize_line
 
 ROWS_BEYOND = 8
-"""Rows of the list below what is seen; the others are made when they are near: all of them took a
-mebibyte each time that the page was opened."""
+"""More rows than a screen has are made below what is seen; others when one comes near them."""
 _Value = TypeVar("_Value")
 OpenSessions = Callable[[], SessionStore]
 """Opens the store, on whatever thread it is called."""
@@ -125,7 +124,7 @@ class SessionsScreen(Page[SessionChoice | None]):
         """What is asked for concerns this one, whatever the list shows meanwhile."""
         self._query = ""
         self._shown: list[SessionSummary] = []
-        """Of the latest ones the list has rows already."""
+        """What was found; the list has rows of the first ones."""
 
     def compose(self) -> ComposeResult:
         """A box with all of it."""
