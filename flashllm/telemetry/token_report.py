@@ -244,7 +244,7 @@ def decode_rows(
         ),
     ]
     if guessed := decode["guessed"]:
-        rows.append(("read ahead", format_guesses(guessed, decode, plan.bundle_noun)))
+        rows.append(("ahead", format_guesses(guessed, decode, plan.bundle_noun)))
     if neurons := decode["neurons"]:
         rows.append(("experts", format_silent(neurons, decode["neurons_silent"])))
     return [*rows, ("bound", format_bound(rates, plan, moved))]

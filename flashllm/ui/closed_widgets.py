@@ -67,13 +67,13 @@ def collect_closed_widgets(app: App[Any]) -> None:
     give_back_free_memory()
 
 
-UNCOLLECTED_BLOCKS = 25_000
-"""Of Python's allocator, 2 MiB or so, that may be there more than after the last collection. A page
-leaves 10 to 40 thousand when it is closed, an answer 5 to 50."""
-UNCOLLECTED_BLOCKS_BELOW_PAGE = 5_000
+UNCOLLECTED_BLOCKS = 8_000
+"""Of Python's allocator, 0.7 MiB or so, that may be there more than after the last collection. A
+page leaves 10 to 40 thousand when it is closed, an answer 5 to 50."""
+UNCOLLECTED_BLOCKS_BELOW_PAGE = 2_000
 """As many may be there when a page is opened, of which each makes 10 to 40 thousand."""
-YOUNG, FULL = 1, 2
-"""Generations of the collector: the first one, with 7,000 objects more than before, and all."""
+FULL = 2
+"""The generation of the collector that is all of them."""
 
 
 class GarbageWatch:
@@ -119,7 +119,7 @@ class GarbageWatch:
         # In whichever thread makes objects, and in the midst of anything: only a note is left.
         if phase == "stop" and found["generation"] == FULL:
             self._blocks = sys.getallocatedblocks()
-        elif phase == "stop" and found["generation"] == YOUNG and not self._is_told:
+        elif phase == "stop" and not self._is_told:
             loop = self._loop
             if loop is not None and self.is_due and not loop.is_closed():
                 self._is_told = True
