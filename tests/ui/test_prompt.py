@@ -60,6 +60,20 @@ def test_a_history_keeps_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
     assert found == ["question 8", "question 7", "question 6", None]
 
 
+def test_a_history_keeps_so_many_characters_and_the_last_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashllm.ui.prompt.history.CHARACTERS_MAX", 10)
+    inputs = InputHistory(tmp_path / "history.jsonl")
+    for text in ("oldest", "12345", "67890"):
+        inputs.add(text)
+    assert [inputs.earlier("") for _ in range(3)] == ["67890", "12345", None]
+    again = InputHistory(tmp_path / "history.jsonl")
+    assert [again.earlier("") for _ in range(3)] == ["67890", "12345", None]
+    inputs.add("longer than all that may be kept")
+    assert [inputs.earlier("") for _ in range(2)] == ["longer than all that may be kept", None]
+
+
 def test_a_history_that_cannot_be_kept_is_no_loss(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     history = InputHistory(tmp_path / "file" / "history.jsonl")

@@ -11,6 +11,8 @@ from pathlib import Path
 ENTRIES_MAX = 500
 ENTRY_CHARACTERS_MAX = 20_000
 """A longer text is remembered while the chat is open, but not written to the file."""
+CHARACTERS_MAX = 1 << 20
+"""Of all entries that are remembered; of older ones the last that fit, and the last one always."""
 FILE_BYTES_MAX = 4 << 20
 """A longer file is replaced by its last entries."""
 _log = logging.getLogger("flashllm")
@@ -24,15 +26,14 @@ class InputHistory:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._entries = _read(path)[-ENTRIES_MAX:] if path is not None else []
+        self._entries = _last(_read(path)) if path is not None else []
         self._place = len(self._entries)
         self._draft = ""
 
     def add(self, text: str) -> None:
         """Something was sent."""
         if text.strip() and self._entries[-1:] != [text]:
-            self._entries.append(text)
-            del self._entries[:-ENTRIES_MAX]
+            self._entries = _last([*self._entries, text])
             if self._path is not None and len(text) <= ENTRY_CHARACTERS_MAX:
                 _write(self._path, text)
         self._place, self._draft = len(self._entries), ""
@@ -52,6 +53,16 @@ class InputHistory:
             return None
         self._place += 1
         return self._entries[self._place] if self._place < len(self._entries) else self._draft
+
+
+def _last(entries: list[str]) -> list[str]:
+    kept, characters = 0, 0
+    for entry in reversed(entries[-ENTRIES_MAX:]):
+        characters += len(entry)
+        if kept and characters > CHARACTERS_MAX:
+            break
+        kept += 1
+    return entries[len(entries) - kept :]
 
 
 def _read(path: Path) -> list[str]:
@@ -76,7 +87,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size > FILE_BYTES_MAX:
-            kept = [json.dumps(entry) + "\n" for entry in _read(path)[-ENTRIES_MAX:]]
+            kept = [json.dumps(entry) + "\n" for entry in _last(_read(path))]
             path.write_text("".join(kept), encoding="utf-8")
         # What people ask a model is nobody else's business.
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -60,26 +60,6 @@ int Kernels::parts_of_vectors(size_t bytes, size_t vectors) const {
   return parts_for(bytes, std::min(vectors, kPartsPerThread * static_cast<size_t>(threads_)));
 }
 
-void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x, View<float> out) {
-  const auto lock = enter();
-  const Checked bytes = row_bytes(dtype, x.size);
-  if (bytes * Checked(out.size) != Checked(rows.size)) {
-    throw std::invalid_argument("rows has " + std::to_string(rows.size) + " bytes; " +
-                                std::to_string(out.size) + " rows of " +
-                                std::to_string(bytes.get()) + " were expected");
-  }
-  const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
-  const DotInput input = inputs_[0].prepare(dtype, x.data, x.size);
-  const size_t stride = bytes.get();
-  const int parts = parts_for(rows.size, kPartsPerThread * static_cast<size_t>(threads_));
-  pool_->run(parts, [&](int part) {
-    const size_t first = part_begin(out.size, part, parts);
-    const size_t end = part_begin(out.size, part + 1, parts);
-    const auto row = [&](size_t i) { return rows.data + i * stride; };
-    dot_each(dot, {first, end, stride}, row, input, out.data);
-  });
-}
-
 void Kernels::matvec_each(View<const uint8_t> bytes, View<const int64_t> begins, DType dtype,
                           Matrix<const float> x, Matrix<float> out) {
   const auto lock = enter();

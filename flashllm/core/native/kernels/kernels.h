@@ -142,15 +142,17 @@ class Kernels {
   template <class RowOf>
   void multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matrix<const float> x,
                 Matrix<float> out);
-  void multiply_tiles(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
+  // The same with rows that lie in tiles.
+  void multiply_tiled(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
                       Matrix<float> out);
   // Where panel_of(first row, rows, room) is a packed panel of them.
   template <class PanelOf>
   void multiply_many(DType dtype, const PanelOf& panel_of, Matrix<const float> x,
                      Matrix<float> out);
+  // Of so many vectors as are packed at once.
   template <class PanelOf>
-  void multiply_in_tiles(DType dtype, const PanelOf& panel_of, Matrix<const float> x,
-                         Matrix<float> out);
+  void multiply_packed(DType dtype, const PanelOf& panel_of, Matrix<const float> x,
+                       Matrix<float> out);
   // Of a few, with rows as they lie.
   template <class RowOf>
   void multiply_one_by_one(DType dtype, size_t row_bytes, const RowOf& row_of,

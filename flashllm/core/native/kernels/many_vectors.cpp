@@ -51,8 +51,8 @@ void Kernels::pack_vectors(DType dtype, Matrix<const float> x) {
 }
 
 template <class PanelOf>
-void Kernels::multiply_in_tiles(DType dtype, const PanelOf& panel_of, Matrix<const float> x,
-                                Matrix<float> out) {
+void Kernels::multiply_packed(DType dtype, const PanelOf& panel_of, Matrix<const float> x,
+                              Matrix<float> out) {
   const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
   const size_t steps = kernel.steps(x.columns);
   const size_t vector_tile = kernel.vectors * kernel.vector_piece_bytes * steps;
@@ -110,8 +110,8 @@ void Kernels::multiply_many(DType dtype, const PanelOf& panel_of, Matrix<const f
   const size_t tiles = std::max(kPackedBytes / (vector_bytes * kernel.vectors), size_t{1});
   for (size_t v = 0; v < x.rows; v += tiles * kernel.vectors) {
     const size_t count = std::min(tiles * kernel.vectors, x.rows - v);
-    multiply_in_tiles(dtype, panel_of, {x.row(v), count, x.columns},
-                      {out.row(v), count, out.columns});
+    multiply_packed(dtype, panel_of, {x.row(v), count, x.columns},
+                    {out.row(v), count, out.columns});
   }
 }
 
@@ -198,13 +198,17 @@ const ProductKernel& Kernels::tiled_product(DType dtype, size_t rows) const {
   return kernel;
 }
 
-void Kernels::multiply_tiles(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
+void Kernels::multiply_tiled(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
                              Matrix<float> out) {
   tiled_product(dtype, out.columns);
   if (out.columns == 0 || x.rows == 0) return;
   const size_t row = row_bytes(dtype, x.columns).get();
   multiply_many(
       dtype, [&](size_t first, size_t, uint8_t*) { return rows.data + first * row; }, x, out);
+}
+
+void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x, View<float> out) {
+  matmul(rows, dtype, {x.data, 1, x.size}, {out.data, 1, out.size}, false);
 }
 
 void Kernels::matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
@@ -217,7 +221,7 @@ void Kernels::matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> 
                                 std::to_string(out.columns) + " rows of " +
                                 std::to_string(bytes.get()) + " were expected");
   }
-  if (tiled) return multiply_tiles(rows, dtype, x, out);
+  if (tiled) return multiply_tiled(rows, dtype, x, out);
   const size_t stride = bytes.get();
   multiply(dtype, stride, [&](size_t i) { return rows.data + i * stride; }, x, out);
 }
