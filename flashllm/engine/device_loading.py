@@ -11,9 +11,9 @@ from flashllm.errors import UsageError
 from flashllm.flash.file_loading import OnRead
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
-from flashllm.flash.tensor_table import tensor_table
+from flashllm.flash.tensor_table import EMBEDDING, HEAD, tensor_table
 from flashllm.options import ModelOptions
-from flashllm.planning.device_plan import HEAD, DevicePlan
+from flashllm.planning.device_plan import DevicePlan
 
 if TYPE_CHECKING:
     from flashllm.device.memory import TorchMemory
@@ -59,8 +59,7 @@ def load_resident(
     A head that is the embedding too is there under a name of its own.
     """
     sources = {
-        "embed.weight" if name == HEAD and store.spec.tied_head else name: name
-        for name in plan.matrices
+        EMBEDDING if name == HEAD and store.spec.tied_head else name: name for name in plan.matrices
     }
     tensors: dict[str, RawTensor] = {}
     groups = list(_groups(list(sources)))

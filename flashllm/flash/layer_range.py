@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from flashllm.flash.tensor_table import EMBEDDING, POSITIONS
+
 _LAYER = re.compile(r"layers\.(\d+)\.(.*)", re.DOTALL)
-_OF_EMBEDDING = ("embed.positions", "embed.project_in.weight")
-_TABLE = "embed.weight"
+_OF_EMBEDDING = (POSITIONS, "embed.project_in.weight")
 
 
 def own_names(
@@ -24,7 +25,7 @@ def own_names(
         if match is not None:
             if int(match[1]) in layers:
                 found[name] = f"layers.{int(match[1]) - layers.start}.{match[2]}"
-        elif name == _TABLE:
+        elif name == EMBEDDING:
             if is_first or (is_last and tied_head):
                 found[name] = name
         elif is_first if name in _OF_EMBEDDING else is_last:

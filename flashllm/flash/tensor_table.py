@@ -10,6 +10,8 @@ from flashllm.errors import LayoutError
 from flashllm.flash.safetensors_file import TensorRecord
 from flashllm.spec import ModelSpec, MoeSpec
 
+EMBEDDING = "embed.weight"
+HEAD = "head.weight"
 POSITIONS = "embed.positions"
 ROUTER = ".router.weight"
 ROUTER_BIAS = ".router.bias"
@@ -20,14 +22,14 @@ SHARED_ROUTER = ".shared.router.weight"
 def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every resident tensor of a model; matrices are [out, in]."""
     width = spec.d_model
-    table: dict[str, tuple[int, ...]] = {"embed.weight": (spec.vocab_size, spec.embed_dim)}
+    table: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.embed_dim)}
     if spec.positions == "learned":
         table[POSITIONS] = (spec.max_positions + spec.position_offset, width)
     if spec.embed_dim != width:
         table["embed.project_in.weight"] = (width, spec.embed_dim)
         table["head.project_out.weight"] = (spec.embed_dim, width)
     if not spec.tied_head:
-        table["head.weight"] = (spec.vocab_size, spec.embed_dim)
+        table[HEAD] = (spec.vocab_size, spec.embed_dim)
     if spec.head_bias:
         table["head.bias"] = (spec.vocab_size,)
     if spec.final_norm:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from flashllm import core
 from flashllm.dtypes import GROUP_BYTES
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.planning.device_plan import EMBEDDING, HEAD
+from flashllm.flash.tensor_table import EMBEDDING, HEAD
 
 
 def tile_matrices(resident: Mapping[str, RawTensor], kernels: core.Kernels) -> dict[str, RawTensor]:

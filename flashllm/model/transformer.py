@@ -19,6 +19,7 @@ from torch import Tensor
 from flashllm import core
 from flashllm.errors import ModelError
 from flashllm.flash.raw_tensor import RawTensor
+from flashllm.flash.tensor_table import EMBEDDING, HEAD, POSITIONS
 from flashllm.model.attention import Span
 from flashllm.model.encoded_rows import Table, torch_view
 from flashllm.model.layer import ResidentParts
@@ -26,7 +27,6 @@ from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.products import Products
 from flashllm.model.rope import Positions, Rotations
 from flashllm.model.stage_link import StageLink
-from flashllm.planning.device_plan import HEAD
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 
@@ -65,8 +65,8 @@ class Transformer:
         """Of the layers that have bundles."""
         self._dense = [parts.dense_feed_forward(index) for index in range(spec.dense_layers)]
         is_first, is_last = link is None or link.is_first, link is None or link.is_last
-        self._embedding = Table(resident["embed.weight"], kernels) if is_first else None
-        positions = resident.get("embed.positions")
+        self._embedding = Table(resident[EMBEDDING], kernels) if is_first else None
+        positions = resident.get(POSITIONS)
         self._positions = None if positions is None else torch_view(positions)
         self._rotary = None if spec.rope is None else Positions(spec.rope, spec.window_rope)
         self._layers = [parts.layer(index) for index in range(spec.n_layers)]

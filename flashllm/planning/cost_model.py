@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from flashllm.flash.tensor_table import resident_bytes, tensor_table
+from flashllm.flash.tensor_table import EMBEDDING, POSITIONS, resident_bytes, tensor_table
 from flashllm.hardware.curves import MachineRates
 from flashllm.kv_cache.layout import kv_row_bytes
 from flashllm.options import DEFAULT_KV_DTYPE, KvDType
@@ -42,10 +42,10 @@ class ResidentBytes:
         parts = {"attention": 0, "head": 0, "gate": 0}
         for name, shape in tensor_table(spec).items():
             nbytes = resident_bytes(name, shape, spec)
-            if name == "embed.weight":
+            if name == EMBEDDING:
                 # An embedding is one row; a head that is tied to the embeddings reads all rows.
                 parts["head"] += nbytes if spec.tied_head else 0
-            elif name == "embed.positions":
+            elif name == POSITIONS:
                 continue
             elif name.startswith(("head.", "embed.", "final_norm.")):
                 parts["head"] += nbytes

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from flashllm.errors import UsageError
 from flashllm.flash.tensor_table import (
+    EMBEDDING,
+    HEAD,
     POSITIONS,
     ROUTER,
     SHARED_ROUTER,
@@ -25,8 +27,6 @@ from flashllm.planning.slot_allocation import least_slots
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB, format_bytes
 
-HEAD = "head.weight"
-EMBEDDING = "embed.weight"
 _TILE_BYTES = 32 * MIB
 """Rows that are decoded to f32 together, at most."""
 _TILES = 6

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from flashllm.errors import UsageError
+from flashllm.flash.tensor_table import HEAD
 from flashllm.options import ModelOptions
-from flashllm.planning.device_plan import HEAD, matrix_bytes, placed_bytes
+from flashllm.planning.device_plan import matrix_bytes, placed_bytes
 from flashllm.planning.plan import Plan, Sizes, make_plan
 from flashllm.planning.release import slots_without
 from flashllm.units import MIB

@@ -286,6 +286,25 @@ async def test_a_question_brings_the_end_back() -> None:
         await until(pilot, lambda: "one more" in screen_text(app))
 
 
+async def test_one_key_goes_to_the_first_turn_and_one_to_the_last() -> None:
+    async with make_app(FakeModel(["An answer"])).run_test(size=SIZE) as pilot:
+        app = await reopened(pilot)
+        assert 1 not in mounted(app)
+        await pilot.press("tab", "home")
+        await until(pilot, lambda: 1 in _questions(app))
+        await _settle(pilot)
+        assert 1 in _questions(app), "it stays there"
+        assert consecutive(mounted(app))
+        assert len(mounted(app)) <= MOUNTED_MAX
+        await pilot.press("end")
+        await until(pilot, lambda: TURNS in _questions(app))
+        assert mounted(app)[-1] == 2 * TURNS
+        app.query_one(Transcript).holds_end = True  # an answer is being written there
+        await pilot.press("home")
+        await _settle(pilot)
+        assert mounted(app)[-1] == 2 * TURNS
+
+
 async def test_keys_select_turns_that_have_no_widget_yet() -> None:
     async with make_app(FakeModel(["An answer"])).run_test(size=SIZE) as pilot:
         app = await reopened(pilot, TURNS // 2)

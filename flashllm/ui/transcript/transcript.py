@@ -122,6 +122,14 @@ class Transcript(SingleLayout, VerticalScroll):
             await self._mount_end()
         self.anchor()
 
+    async def go_to_beginning(self) -> None:
+        """Shows the first turns, wherever the reader was."""
+        async with self._changing:
+            await self._mount_beginning()
+        # Once they have places; until then the end of what was there would be gone back to.
+        self.release_anchor()
+        self.call_after_refresh(self.scroll_home, animate=False, force=True, immediate=True)
+
     async def empty(self) -> None:
         """Everything goes, also what is not mounted yet."""
         async with self._changing:
@@ -171,6 +179,13 @@ class Transcript(SingleLayout, VerticalScroll):
             self.call_later(self.go_to_end)
         else:
             super().action_scroll_end()
+
+    def action_scroll_home(self) -> None:
+        """Goes to the first turn, which may have no widget yet."""
+        if self._older and not self.holds_end:
+            self.call_later(self.go_to_beginning)
+        else:
+            super().action_scroll_home()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Near the beginning and the end of what is mounted, more is."""
@@ -238,11 +253,25 @@ class Transcript(SingleLayout, VerticalScroll):
         """The last turns get widgets, in place of what is mounted, unless they have them."""
         if not self._newer:
             return
-        turns = [*self._older, *(view.turn_id for view in self.views()), *self._newer]
+        turns = self._turns()
         self._older, self._newer = turns[:-MOUNTED_AT_ONCE], []
+        await self._mount_only(turns[-MOUNTED_AT_ONCE:])
+
+    async def _mount_beginning(self) -> None:
+        """The first turns get widgets, in place of what is mounted, unless they have them."""
+        if not self._older:
+            return
+        turns = self._turns()
+        self._older, self._newer = [], turns[MOUNTED_AT_ONCE:]
+        await self._mount_only(turns[:MOUNTED_AT_ONCE])
+
+    def _turns(self) -> list[int]:
+        return [*self._older, *(view.turn_id for view in self.views()), *self._newer]
+
+    async def _mount_only(self, turns: Sequence[int]) -> None:
         with self.app.batch_update():
             await self.remove_children()
-            await self.mount_all([self._make(turn) for turn in turns[-MOUNTED_AT_ONCE:]])
+            await self.mount_all([self._make(turn) for turn in turns])
 
     async def _mount_older(self) -> None:
         """Turns above get widgets; what is seen stays where it is."""
