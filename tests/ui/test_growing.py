@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets._markdown import MarkdownHeader, MarkdownTable
 
+from flashllm.ui import closed_widgets
 from flashllm.ui.chat import answering
 from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
@@ -37,6 +40,15 @@ def count_layouts(monkeypatch: pytest.MonkeyPatch) -> list[Screen[Any]]:
     return layouts
 
 
+async def laid_out(pilot: Pilot[None], layouts: Sequence[Screen[Any]], at_least: int = 0) -> None:
+    """There were so many layouts, and no more come."""
+    await until(pilot, lambda: len(layouts) >= at_least)
+    seen = -1
+    while seen != len(layouts):
+        seen = len(layouts)
+        await pilot.pause(0.3)
+
+
 @pytest.mark.parametrize(
     ("before", "more"),
     [
@@ -58,11 +70,12 @@ async def test_one_layout_for_what_is_added(
         answer = Answer(before, 1)
         await transcript.add(answer)
         await until(pilot, lambda: answer.size.height > transcript.size.height)
-        await answer.add(" ")  # from here on it grows
-        await pilot.pause(0.3)
         layouts = count_layouts(monkeypatch)
+        await answer.add(" ")  # from here on it grows
+        await laid_out(pilot, layouts)
+        layouts.clear()
         await answer.add(more)
-        await pilot.pause(0.3)
+        await laid_out(pilot, layouts, at_least=1)
         height = answer.size.height
         assert len(layouts) == 1
         answer.refresh(layout=True)
@@ -156,6 +169,7 @@ async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.Monkey
         asked.append(since_typed)
         return since_typed
 
+    monkeypatch.setattr(closed_widgets, "UNCOLLECTED_BLOCKS", 1 << 30)  # not for how much it is
     monkeypatch.setattr(answering, "QUIET_SECONDS", 0.05)
     monkeypatch.setattr(RefreshRate, "seconds_since_typed", seconds_since_typed)
     monkeypatch.setattr(gc, "collect", lambda: collected.append(since_typed))
