@@ -61,16 +61,13 @@ def open_engine(*_: object) -> Any:
 
 
 def _watch(out: Path) -> None:
-    from textual.widgets import Markdown
-
     from flashllm.ui.transcript.answer import Answer
 
     finish = Answer.finish
 
     async def finish_and_tell(self: Answer) -> None:
         await finish(self)
-        shown = "".join(document.source for document in self.query(Markdown))
-        if shown:
-            out.write_text(json.dumps({"shown": shown, "said": self.shown_text}), "utf-8")
+        if self.source:
+            out.write_text(json.dumps({"shown": self.source, "said": self.shown_text}), "utf-8")
 
     Answer.finish = finish_and_tell  # type: ignore[method-assign]

@@ -7,9 +7,10 @@ and threads of all processes are looked at four times a second, and are lines of
 is every action. The exit code is 1 where a limit does not hold:
 
 - memory of all processes together stays below the ceiling (--memory);
-- after the beginning of a process (a sixth of the time, ten minutes at most) it grows by 1 MiB at
-  most, and its descriptors and threads not at all; a soak of less than ten minutes is all
-  beginning, and its growth of memory is only told;
+- after the beginning of a process (a sixth of the time, ten minutes at most) the median of its
+  memory over as long a time grows by 1 MiB at most until the end, and its descriptors and threads
+  not at all; a soak of less than ten minutes is all beginning, and its growth of memory is only
+  told, as is what nine tenths of the looks were below;
 - every answer comes to its end, the chat is left by Ctrl+Q, and the terminal is as it was.
 
 The last line is JSON.

@@ -44,7 +44,7 @@ def test_a_flat_soak_holds_all_limits() -> None:
 @pytest.mark.parametrize(
     ("found", "names"),
     [
-        (looks(lambda moment: 100 + moment / 400), ["RSS of the application"]),
+        (looks(lambda moment: 100 + moment / 400), ["RSS of the application, median"]),
         (looks(lambda moment: 181 if moment == 700 else 100), ["RSS of all processes, peak"]),
         (
             looks(descriptors=lambda moment: 20 + int(moment) // 600),
@@ -70,17 +70,30 @@ def engines(rss_mib: Callable[[int, float], float]) -> Iterator[Look]:
 def test_an_engine_grows_beside_itself() -> None:
     assert broken(engines(lambda _, age: 200 + min(age, 150) / 3)) == [], "it fills its slots"
     assert broken(engines(lambda number, _: 240 + 3 * number)) == [], "each had other prompts"
-    assert broken(engines(lambda _, age: 200 + age / 100)) == ["RSS of the engine"]
+    assert broken(engines(lambda _, age: 200 + age / 100)) == ["RSS of the engine, median"]
     assert broken(engines(lambda number, _: 100 if number == 4 else 500)) == [
         "RSS of all processes, peak"
     ]
+
+
+def test_what_long_prompts_take_for_a_while_is_told_and_not_judged() -> None:
+    """More of them came at the end than at the beginning."""
+
+    def rss_mib(_: int, age: float) -> float:
+        return 250 + (6 if age % 20 < (3 if age > 600 else 1) else 0)
+
+    findings = judge(list(engines(rss_mib)), CEILING, SECONDS)
+    found = {one.name: one for one in findings}
+    assert all(one.holds for one in findings)
+    assert found["RSS of the engine, median"].found == 0
+    assert found["RSS of the engine, nine tenths"].found == 6
 
 
 def test_an_engine_that_went_at_the_end_is_not_judged_as_flat() -> None:
     last = list(looks())[-1]
     engine = ProcessUse(ENGINE, 9, 300 * MIB, 30, 40)
     found = [*looks(), Look(SECONDS, (last.processes[0], engine))]
-    assert "RSS of the engine" in broken(iter(found))
+    assert "RSS of the engine, median" in broken(iter(found))
 
 
 def test_a_short_soak_is_all_beginning() -> None:
@@ -88,7 +101,7 @@ def test_a_short_soak_is_all_beginning() -> None:
     assert beginning_seconds(1200) == 200
     growing = list(looks(lambda moment: 100 + moment, seconds=45))
     findings = judge(growing, CEILING, 45)
-    growth = next(one for one in findings if one.name == "RSS of the application")
+    growth = next(one for one in findings if one.name == "RSS of the application, median")
     assert growth.found == pytest.approx(30, abs=2)
     assert all(one.holds for one in findings)
     assert "RSS of all processes, peak" in broken(looks(lambda _: 200, seconds=45), 45)

@@ -80,7 +80,7 @@ def answers(app: ChatApp) -> list[str]:
 
 def notes(app: ChatApp) -> list[str]:
     """What stands below answers."""
-    return [str(note.content) for note in app.query(".note").results(Static) if note.display]
+    return [answer.note for answer in app.query(Answer) if answer.note]
 
 
 def status(app: ChatApp) -> str:

@@ -65,7 +65,7 @@ async def test_a_question_is_sent_and_the_answer_streams() -> None:
         await ready(pilot)
         assert texts(app, Question) == ["ocean"]
         assert answers(app) == ["An ocean is water."]
-        assert app.query_one(Markdown).source == "An ocean is water."
+        assert app.query_one(Answer).source == "An ocean is water."
         assert "An ocean is water." in screen_text(app)
         assert app.query_one(Prompt).text == ""
         assert status(app) == ("3 tok | 20.0 tok/s | 0.30 MB/tok | hit 91 % | RSS 310 of 512 MiB")
@@ -300,7 +300,7 @@ async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, f"do {payload}this")
         assert answers(app) == ["one two three four"]
-        assert app.query_one(Markdown).source == "one two three four"
+        assert app.query_one(Answer).source == "one two three four"
         assert texts(app, Question) == ["do this"]
         assert "name" in str(app.query_one(EngineHeader).render())
         assert clean(screen_text(app))

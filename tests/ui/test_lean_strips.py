@@ -44,7 +44,7 @@ def test_lines_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     line = strip()
     assert [list(made) for made in shapes(line)] == expected
     assert not hasattr(line._crop_cache, "__len__")
-    assert len(line._divide_cache) == 1, "what is asked for again is kept"
+    assert line.divide([3, 6, 12]) is line.divide([3, 6, 12]), "what is asked for again is kept"
 
 
 @pytest.mark.usefixtures("lean")
@@ -53,6 +53,18 @@ def test_lines_share_what_is_empty() -> None:
     caches = {id(getattr(one, name)) for one in (line, other) for name in lean_strips.RARELY_ASKED}
     assert len(caches) == 1
     assert line._filter_cache is not other._filter_cache
+
+
+@pytest.mark.usefixtures("lean")
+def test_the_last_answer_is_remembered_and_no_other() -> None:
+    line = strip()
+    first = line.divide([3, 6])
+    assert line.divide([3, 6]) is first
+    other = line.divide([4, 8])
+    assert line.divide([4, 8]) is other
+    again = line.divide([3, 6])
+    assert again is not first
+    assert [list(part) for part in again] == [list(part) for part in first]
 
 
 def test_lines_with_other_caches_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

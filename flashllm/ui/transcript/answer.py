@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
-from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.app import ComposeResult, RenderResult
 from textual.content import Content
 from textual.geometry import Region
 from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
 from flashllm.tokenizer.reasoning import Kind, Piece, ReasoningSplitter, told
-from flashllm.ui.transcript.markdown import AnswerMarkdown
+from flashllm.ui.transcript.markdown import AnswerMarkdown, plain_paragraph
 from flashllm.ui.transcript.markdown_split import MarkdownSplitter
 from flashllm.ui.transcript.reasoning import Reasoning
 from flashllm.ui.transcript.tool_calls import ToolCallFormatter
@@ -24,8 +24,20 @@ from flashllm.untrusted.terminal import Sanitizer
 _OTHER_LINE_ENDS = re.compile("[\u2028\u2029]")
 
 
-class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
-    """An answer of the model: a column of documents, of which the last one may grow."""
+class Answer(SingleLayout, TurnView, can_focus=False):
+    """An answer of the model: a column of documents, of which the last one may grow.
+
+    One that is complete, and a single paragraph of plain text, has no widgets but itself: each
+    takes some 40 KiB, and most answers of a small model are such a paragraph.
+    """
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"note"}
+    DEFAULT_CSS = """
+    Answer {
+        width: 1fr;
+        height: auto;
+    }
+    """
 
     def __init__(self, text: str = "", turn_id: int = 0, note: str = "") -> None:
         super().__init__()
@@ -33,6 +45,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         self.shown_text = ""
         """What came, harmless already; marks of reasoning are in it, which are not shown."""
         self._note = note
+        self._is_composed = False
         self._note_line: Static | None = None
         """None until there is a remark: most answers have none, and each widget takes memory."""
         self._sanitizer = Sanitizer()
@@ -50,24 +63,45 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
             self._reasoning.end(answered=not self._splitter.is_inside)
         self._answer = answer.lstrip() if thought else answer
         markdown = self._tool_calls.feed(self._answer) + self._tool_calls.end()
-        self._documents = [
-            AnswerMarkdown(part) for part in self._cutter.feed(markdown) if part.strip()
-        ] or [AnswerMarkdown()]
+        parts = [part for part in self._cutter.feed(markdown) if part.strip()]
+        self._documents = [AnswerMarkdown(part) for part in parts] or [AnswerMarkdown()]
         self._stream: MarkdownStream | None = None
+        self._plain: Content | None = None
+        """All of the answer, where it is shown without a document."""
+        self._plain_source = ""
+        if self._reasoning is None and len(parts) == 1:
+            self._take_plain(parts[0])
+
+    @property
+    def source(self) -> str:
+        """The Markdown that is shown, without what was thought before."""
+        return self._plain_source or "".join(document.source for document in self._documents)
+
+    @property
+    def note(self) -> str:
+        """The remark below it."""
+        return self._note
+
+    def render(self) -> RenderResult:
+        """The text, where no widget shows it."""
+        if self._plain is None:
+            return super().render()
+        return Content.assemble(self._plain, ("\n\n" + self._note, ".note") if self._note else "")
 
     def compose(self) -> ComposeResult:
         """What was thought, the documents, and the remark."""
         if self._reasoning is not None:
             yield self._reasoning
         yield from self._documents
-
-    def on_mount(self) -> None:
-        """The remark, where there is one."""
-        self.show_note(self._note)
+        self._is_composed = True
+        if self._note and self._plain is None:
+            self._note_line = _make_note_line(self._note)
+            yield self._note_line
 
     async def expect(self) -> None:
         """Text will come: the widget of a first paragraph is made while the prompt is read."""
-        await self._documents[-1].expect()
+        if self._documents:
+            await self._documents[-1].expect()
 
     async def add(self, text: str) -> None:
         """Shows more text, cut anywhere."""
@@ -82,6 +116,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         await self._settle()
         if self._reasoning is not None and self._splitter.is_inside:
             self._reasoning.end(answered=False)
+        await self._leave_document()
 
     def show_reasoning(self, is_open: bool) -> None:
         """All of what was thought, or a line."""
@@ -91,6 +126,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
 
     async def _take(self, piece: Piece) -> None:
         """Shows a piece of reasoning, or of the answer."""
+        await self._return_to_document()
         if piece.kind is Kind.REASONING:
             await self._think(piece.text)
         elif piece.kind is Kind.ALL_WAS_REASONING:
@@ -147,14 +183,53 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
     def show_note(self, note: str) -> None:
         """On a line of its own, if there is something to say."""
         self._note = note
-        if not self.is_mounted:
-            return  # `on_mount` shows it
-        if self._note_line is None and note:
-            self._note_line = Static(Content(note), classes="note", markup=False)
-            self.mount(self._note_line)
+        if not self._is_composed:
+            return  # `compose` shows it
+        if self._plain is not None:
+            self._draw_anew()
         elif self._note_line is not None:
             self._note_line.update(Content(note))
             self._note_line.display = bool(note)
+        elif note:
+            self._note_line = _make_note_line(note)
+            self.mount(self._note_line)
+
+    async def _leave_document(self) -> None:
+        """What is complete, and needs no widgets of its own, has none from now on."""
+        if self._reasoning is not None or len(self._documents) != 1 or not self.is_attached:
+            return
+        document = self._documents[0]
+        async with document.lock:  # what was written last may still be added
+            if not self._take_plain(document.source):
+                return
+            with self.app.batch_update():
+                self._note_line = None
+                await self.remove_children()
+                self._draw_anew()
+
+    def _take_plain(self, markdown: str) -> bool:
+        """Whether all of the answer can do without a document, and does from now on."""
+        self._plain = plain_paragraph(markdown)
+        if self._plain is None:
+            return False
+        self._plain_source, self._documents = markdown, []
+        self.add_class("-plain")
+        return True
+
+    async def _return_to_document(self) -> None:
+        """More comes to what had no widgets."""
+        if self._plain is None:
+            return
+        self._documents = [AnswerMarkdown(self._plain_source)]
+        self._plain, self._plain_source = None, ""
+        self.remove_class("-plain")
+        with self.app.batch_update():
+            await self.mount(self._documents[0])
+            self.show_note(self._note)
+
+    def _draw_anew(self) -> None:
+        self.clear_cached_dimensions()
+        self.refresh(layout=True)
 
     def _harmless(self, text: str) -> str:
         clean = _OTHER_LINE_ENDS.sub("\n", self._sanitizer.feed(text))
@@ -174,6 +249,10 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         document = AnswerMarkdown()
         await self.mount(document, after=self._documents[-1])
         self._documents.append(document)
+
+
+def _make_note_line(note: str) -> Static:
+    return Static(Content(note), classes="note", markup=False)
 
 
 def _overlap(place: Region, lines: range) -> bool:

@@ -7,6 +7,7 @@ keep what is settled; for that they need a few names of its blocks that are not 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 else:
     _List = object  # styles follow the first base that is a widget, so this must not be one
 
+_SPACES = re.compile(r"\s+")
 GROUP_LINES = 20
 """Of code, in one label."""
 
@@ -70,6 +72,18 @@ def _make_harmless(state: StateCore) -> None:
             child.content = sanitize(child.content)
             for part in child.children or ():  # what is shown of an image
                 part.content = sanitize(part.content)
+
+
+def plain_paragraph(markdown: str) -> Content | None:
+    """The text of what is one paragraph without any style or link; None for all else."""
+    tokens = make_parser().parse(markdown)
+    if [token.type for token in tokens] != ["paragraph_open", "inline", "paragraph_close"]:
+        return None
+    parts = tokens[1].children or []
+    if any(part.type not in {"text", "hardbreak"} for part in parts):
+        return None
+    lines = ("\n" if part.type == "hardbreak" else _SPACES.sub(" ", part.content) for part in parts)
+    return Content("".join(lines))
 
 
 class Paragraph(SingleLayout, MarkdownParagraph):
