@@ -17,6 +17,7 @@ import dataclasses
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -139,71 +140,68 @@ def compared(
     overheads: BlockOverheads,
 ) -> list[Compared]:
     """All policies, each predicted and then run, by turns."""
-    case = options.case
-    predicted: list[Compared] = []
-    for text, flags in POLICIES:
-        policy = parse_batch_policy(text)
-        facts = facts_of(options, profile, case, flags)
-        try:
-            made = apply_policy(policy, facts)
-        except FlashllmError as error:
-            predicted.append(Compared(text, flags, policy.block.rows, problem=str(error)))
-            continue
-        real = realised_policy(made.plan, facts.spec)
-        model = store_model(facts, case, overheads)
-        cost = model.cost(real.block)
-        parts = {
-            f"{name}: {part}": seconds
-            for name, phase in (("prompts", cost.prefill), ("answers", cost.decode))
-            for part, seconds in phase.breakdown(real.placement).items()
-        }
-        prompts = cost.prefill.seconds(real.placement)
-        seconds_of_all = cost.seconds(real.placement)
-        predicted.append(
-            Compared(
-                text,
-                flags,
-                real.block.rows,
-                seconds_of_all,
-                predicted_prompts_seconds=prompts,
-                parts=parts,
-            )
-        )
-    seconds: dict[str, list[float]] = {}
-    prompt_seconds: dict[str, list[float]] = {}
-    tokens: dict[str, int] = {}
-    problems: dict[str, str] = {}
+    found = [predicted(options, profile, overheads, *policy) for policy in POLICIES]
+    reports: dict[str, list[dict[str, Any]]] = {one.policy: [] for one in found}
     for number in range(options.rounds):
-        for one in predicted:
-            if one.problem or one.policy in problems:
+        for at, one in enumerate(found):
+            if one.problem:
                 continue
             try:
                 report = measured(
                     options, folder, profile_file, parse_batch_policy(one.policy), one.flags, number
                 )
             except FlashllmError as error:
-                problems[one.policy] = str(error)
+                found[at] = dataclasses.replace(one, problem=str(error))
                 continue
-            seconds.setdefault(one.policy, []).append(report["seconds"])
-            prompt_seconds.setdefault(one.policy, []).append(report["prefill"]["wall_ns"] / 1e9)
-            tokens[one.policy] = report["completion_tokens"]
+            reports[one.policy].append(report)
             remark(NAME, f"{one.policy}: {report['seconds']:.3f} s ({one.predicted_seconds:.3f})")
-    found = []
-    for one in predicted:
-        if (own := seconds.get(one.policy)) is None:
-            problem = one.problem or problems.get(one.policy, "not run")
-            found.append(dataclasses.replace(one, problem=problem))
-            continue
-        found.append(
-            dataclasses.replace(
-                one,
-                measured_seconds=statistics.median(own),
-                measured_prompts_seconds=statistics.median(prompt_seconds[one.policy]),
-                tokens=tokens[one.policy],
-                spread=max(own) / min(own),
-            )
-        )
-    return found
+    return [with_runs(one, reports[one.policy]) for one in found]
+
+
+def predicted(
+    options: argparse.Namespace,
+    profile: Profile,
+    overheads: BlockOverheads,
+    text: str,
+    flags: tuple[str, ...],
+) -> Compared:
+    """What the cost model says of a policy, which has still to be run."""
+    policy = parse_batch_policy(text)
+    facts = facts_of(options, profile, options.case, flags)
+    try:
+        made = apply_policy(policy, facts)
+    except FlashllmError as error:
+        return Compared(text, flags, policy.block.rows, problem=str(error))
+    real = realised_policy(made.plan, facts.spec)
+    cost = store_model(facts, options.case, overheads).cost(real.block)
+    return Compared(
+        text,
+        flags,
+        real.block.rows,
+        cost.seconds(real.placement),
+        predicted_prompts_seconds=cost.prefill.seconds(real.placement),
+        parts={
+            f"{name}: {part}": seconds
+            for name, phase in (("prompts", cost.prefill), ("answers", cost.decode))
+            for part, seconds in phase.breakdown(real.placement).items()
+        },
+    )
+
+
+def with_runs(one: Compared, reports: Sequence[dict[str, Any]]) -> Compared:
+    """A policy with the medians of its runs, of which there are none where one failed."""
+    if one.problem:
+        return one
+    seconds = [report["seconds"] for report in reports]
+    return dataclasses.replace(
+        one,
+        measured_seconds=statistics.median(seconds),
+        measured_prompts_seconds=statistics.median(
+            report["prefill"]["wall_ns"] / 1e9 for report in reports
+        ),
+        tokens=reports[-1]["completion_tokens"],
+        spread=max(seconds) / min(seconds),
+    )
 
 
 def facts_of(

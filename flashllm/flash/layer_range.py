@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from flashllm.flash.tensor_table import EMBEDDING, POSITIONS
+from flashllm.flash.tensor_table import EMBEDDING, POSITIONS, PROJECT_IN
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.*)", re.DOTALL)
-_OF_EMBEDDING = (POSITIONS, "embed.project_in.weight")
+_OF_EMBEDDING = (POSITIONS, PROJECT_IN)
 
 
 def own_names(

@@ -13,6 +13,7 @@ from flashllm.spec import ModelSpec, MoeSpec
 EMBEDDING = "embed.weight"
 HEAD = "head.weight"
 POSITIONS = "embed.positions"
+PROJECT_IN = "embed.project_in.weight"
 ROUTER = ".router.weight"
 ROUTER_BIAS = ".router.bias"
 CHOICE_BIAS = ".router.choice_bias"
@@ -26,7 +27,7 @@ def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if spec.positions == "learned":
         table[POSITIONS] = (spec.max_positions + spec.position_offset, width)
     if spec.embed_dim != width:
-        table["embed.project_in.weight"] = (width, spec.embed_dim)
+        table[PROJECT_IN] = (width, spec.embed_dim)
         table["head.project_out.weight"] = (spec.embed_dim, width)
     if not spec.tied_head:
         table[HEAD] = (spec.vocab_size, spec.embed_dim)

@@ -28,7 +28,12 @@ from flashllm.ui.app import ChatApp
 from flashllm.ui.chat import answering
 from flashllm.ui.closed_widgets import GarbageWatch, forget_closed_widgets
 from flashllm.ui.run import FULL_COLLECTION_EVERY
-from flashllm.ui.transcript.transcript import FAR_LEAST, MOUNTED_AT_ONCE, Transcript
+from flashllm.ui.transcript.transcript import (
+    FAR_LEAST,
+    MOUNTED_AT_ONCE,
+    NEAR_SCREENS,
+    Transcript,
+)
 from flashllm.ui.transcript.turn import Question
 from tests.support.chat_pilot import ask, make_app, ready, screen_text
 from tests.support.fake_engine import FakeModel, FakeTokenizer
@@ -270,6 +275,45 @@ async def test_old_turns_come_back_where_the_reader_scrolls_to_them() -> None:
                 break
         assert not seen
         assert mounted(app)[-1] == 2 * TURNS
+
+
+async def test_a_page_takes_the_place_of_turns_out_of_sight() -> None:
+    async with make_app(FakeModel(["An answer"])).run_test(size=(80, 40)) as pilot:
+        app = await reopened(pilot)
+        await _settle(pilot)
+        seen, many = _without_bar(app), len(mounted(app))
+        for key in ("f1", "f6"):
+            await pilot.press(key)
+            await until(pilot, lambda: len(app.screen_stack) == 2)
+            await until(pilot, lambda: len(app.chat.shown.transcript.views()) <= many - FAR_LEAST)
+            await pilot.press("escape")
+            await until(pilot, lambda: len(app.screen_stack) == 1)
+            await _settle(pilot)
+            assert _without_bar(app) == seen
+            assert consecutive(mounted(app))
+            views = app.chat.shown.transcript.views()
+            assert -views[0].region.y >= NEAR_SCREENS * app.chat.shown.transcript.size.height
+
+
+def _without_bar(app: ChatApp) -> list[str]:
+    """What is on the screen, but how far down that is of what has widgets."""
+    return [line[:-3] for line in screen_text(app).split("\n")]
+
+
+async def test_where_the_reader_went_back_a_page_changes_nothing() -> None:
+    async with make_app(FakeModel(["An answer"])).run_test(size=SIZE) as pilot:
+        app = await reopened(pilot)
+        app.query_one(Transcript).scroll_page_up(animate=False)
+        await _settle(pilot)
+        seen, before = screen_text(app), mounted(app)
+        await pilot.press("f1")
+        await until(pilot, lambda: len(app.screen_stack) == 2)
+        await _settle(pilot)
+        assert [view.turn_id for view in app.chat.shown.transcript.views()] == before
+        await pilot.press("escape")
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+        await _settle(pilot)
+        assert screen_text(app) == seen
 
 
 async def test_a_question_brings_the_end_back() -> None:

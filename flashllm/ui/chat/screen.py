@@ -216,8 +216,13 @@ class ChatScreen(Screen[None]):
             yield self.meter
         yield KeyFooter(FOOTER_ORDER, self._words_of_key)
 
+    def on_screen_suspend(self) -> None:
+        """A page lies over the chat."""
+        self.shown.transcript.cover(True)
+
     def on_screen_resume(self) -> None:
         """A page over the chat is being closed."""
+        self.shown.transcript.cover(False)
         self.answering.collect_later()
 
     async def on_mount(self) -> None:

@@ -46,6 +46,8 @@ class Transcript(SingleLayout, VerticalScroll):
         """The turn that keys act on."""
         self.holds_end = False
         """Whether the last widgets stay, since an answer is being written there."""
+        self.is_covered = False
+        """Whether a page lies over it, and what is out of sight is gone until it is left."""
         self._make_view = make
         self.shows_reasoning = False
         """Whether what models thought before their answers is shown, and not folded."""
@@ -139,6 +141,14 @@ class Transcript(SingleLayout, VerticalScroll):
     async def clear_notices(self) -> None:
         """Remarks go, the conversation stays."""
         await self.remove_children(Notice)
+
+    def cover(self, is_covered: bool) -> None:
+        """Whether a page lies over it: what is out of sight above the end goes meanwhile.
+
+        A page has as many widgets as that, so the two together take what one of them does.
+        """
+        self.is_covered = is_covered and self._sticks_to_end
+        self._adapt_later()
 
     def toggle_reasoning(self) -> None:
         """Shows what models thought before their answers, or folds it."""
@@ -239,39 +249,37 @@ class Transcript(SingleLayout, VerticalScroll):
             return
         async with self._changing:
             self._is_due = False
+            if self.is_covered:
+                await self._remove_far(0)
+                return
             near, top = NEAR_SCREENS * self.size.height, self.scroll_y
             if self._older and top < near:
                 await self._mount_older()
             elif self._newer and top > self.max_scroll_y - near:
                 await self._mount_newer()
             else:
-                await self._remove_far()
+                await self._remove_far(FAR_SCREENS)
                 return
         self._adapt_later()
 
     async def _mount_end(self) -> None:
         """The last turns get widgets, in place of what is mounted, unless they have them."""
-        if not self._newer:
-            return
-        turns = self._turns()
-        self._older, self._newer = turns[:-MOUNTED_AT_ONCE], []
-        await self._mount_only(turns[-MOUNTED_AT_ONCE:])
+        if self._newer:
+            await self._mount_only(slice(-MOUNTED_AT_ONCE, None))
 
     async def _mount_beginning(self) -> None:
         """The first turns get widgets, in place of what is mounted, unless they have them."""
-        if not self._older:
-            return
-        turns = self._turns()
-        self._older, self._newer = [], turns[MOUNTED_AT_ONCE:]
-        await self._mount_only(turns[:MOUNTED_AT_ONCE])
+        if self._older:
+            await self._mount_only(slice(MOUNTED_AT_ONCE))
 
-    def _turns(self) -> list[int]:
-        return [*self._older, *(view.turn_id for view in self.views()), *self._newer]
-
-    async def _mount_only(self, turns: Sequence[int]) -> None:
+    async def _mount_only(self, which: slice) -> None:
+        """Some of all turns get widgets, and no others keep theirs."""
+        turns = [*self._older, *(view.turn_id for view in self.views()), *self._newer]
+        first, end, _ = which.indices(len(turns))
+        self._older, self._newer = turns[:first], turns[end:]
         with self.app.batch_update():
             await self.remove_children()
-            await self.mount_all([self._make(turn) for turn in turns])
+            await self.mount_all([self._make(turn) for turn in turns[first:end]])
 
     async def _mount_older(self) -> None:
         """Turns above get widgets; what is seen stays where it is."""
@@ -297,13 +305,13 @@ class Transcript(SingleLayout, VerticalScroll):
         del self._newer[:MOUNTED_AT_ONCE]
         await self.mount_all([self._make(turn) for turn in turns])
 
-    async def _remove_far(self) -> None:
-        """Widgets far above and below what is seen go, but not all of a few."""
+    async def _remove_far(self, screens: float) -> None:
+        """Widgets so far above and below what is seen go, but not all of a few."""
         children, height, top = list(self.children), self.size.height, self.scroll_y
         spare = len(children) - MOUNTED_AT_ONCE
         if spare < FAR_LEAST or not height:
             return
-        begin, end = top - FAR_SCREENS * height, top + (1 + FAR_SCREENS) * height
+        begin, end = top - screens * height, top + (1 + screens) * height
         above = list(takewhile(lambda child: child.virtual_region.bottom < begin, children))
         below = list(takewhile(lambda child: child.virtual_region.y > end, reversed(children)))
         above = above[:spare]
