@@ -57,6 +57,8 @@ from flashllm.planning.device_plan import DevicePlan, DeviceRequest, placed_byte
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
     LEAST_BLOCKS,
+    PROMPT_RING,
+    STEP_RING,
     SlotAllocator,
     least_slots,
 )
@@ -252,8 +254,7 @@ class Plan:
 
         Then what is in slots is as good as anything else, and nothing is gained by replacing it.
         """
-        is_block = self.contexts > max(self.union_tokens, 1)
-        return is_block and self.select in ("gate", "predicted", "oracle")
+        return _reads_layers_whole(self.contexts, self.union_tokens, self.select)
 
     @property
     def own_blocks(self) -> int:
@@ -321,12 +322,16 @@ def make_plan(
     split["prefill"] += _activated(spec, options, shape) - _activated(spec, options, least)
     activity, bundles = sizes.activity, shape.bundles
     most = None if options.slot_memory is None else options.slot_memory // sizes.stride
-    allocator = SlotAllocator(spec, sizes.stride, activity, select, policy, window, bundles, most)
+    scattered = scattered_share(sizes.stride, fitting[0].threads, profile)
+    union_tokens = union_tokens_of(spec, activity, select, scattered)
+    is_whole = _reads_layers_whole(contexts_of(options), union_tokens, select)
+    ring = STEP_RING if is_whole else PROMPT_RING
+    allocator = SlotAllocator(
+        spec, sizes.stride, activity, select, policy, window, bundles, most, ring
+    )
     allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
     split["prefill"] += (allocation.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
     split["slots"] = sum(allocation.slots) * sizes.stride
-    scattered = scattered_share(sizes.stride, fitting[0].threads, profile)
-    union_tokens = union_tokens_of(spec, activity, select, scattered)
     warm_union_tokens = warm_union_tokens_of(
         spec, activity, union_tokens, allocation.slots, scattered
     )
@@ -469,6 +474,11 @@ def _kv_pages(spec: ModelSpec, options: ModelOptions) -> PagePlan | None:
         return None
     context, encoding, contexts = _kv_asked(spec, options)
     return plan_pages(spec, context, contexts, encoding, options.kv_memory)
+
+
+def _reads_layers_whole(contexts: int, union_tokens: int, select: Select) -> bool:
+    """As `Plan` says."""
+    return contexts > max(union_tokens, 1) and select in ("gate", "predicted", "oracle")
 
 
 def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:

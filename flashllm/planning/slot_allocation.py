@@ -88,12 +88,24 @@ SLACK = 1.1
 """Slots beyond what the calibration text needed, since other texts may need a little more."""
 LEAST_BLOCKS = 2
 """The smallest ring: one block is computed while the other is read."""
-_MOST_BLOCKS = 24
-"""So many keep the disk busy while attention is computed."""
-_RING_SHARE = 12
-"""At most 1/12 of the slot bytes may become extra blocks of the prompt's ring."""
 _LENDING = ("predicted", "gate", "router")
 """Selectors with which decoding reads no layer whole, and so needs no ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingLimits:
+    """How far ahead layers are read that are read whole."""
+
+    most_blocks: int
+    share: int
+    """At most 1/`share` of the slot bytes may become extra blocks of the ring."""
+
+
+PROMPT_RING = RingLimits(24, 12)
+"""So many blocks keep the disk busy while a prompt's attention is computed."""
+STEP_RING = RingLimits(48, 4)
+"""The same of steps of many rows, of which each reads the layers: what is read while attention is
+computed need not be waited for, and is more than slots would save (docs/log/)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +137,15 @@ class SlotAllocator:
     """Bundles in one block of the prompt's ring."""
     slots_most: int | None = None
     """Slots of all layers together, but for the least; None: as many as there is room for."""
+    ring: RingLimits = PROMPT_RING
 
     def allocate(self, spare_bytes: int) -> SlotAllocation:
         """Allocates `spare_bytes` up to `slots_most`; a ring of `LEAST_BLOCKS` is paid for."""
         least_bytes = self.spec.bundled_layers * least_slots(self.spec, self.select) * self.stride
         # What the least slots take is not left over: at the smallest ceiling nothing is.
-        blocks = _ring_blocks(spare_bytes - least_bytes, self.block_bundles * self.stride)
+        blocks = _ring_blocks(
+            spare_bytes - least_bytes, self.block_bundles * self.stride, self.ring
+        )
         slots = spare_bytes // self.stride
         left = self._slots_left(slots, blocks)
         is_limited = left < self._room(slots, blocks)
@@ -251,9 +266,9 @@ def lend(slots: Sequence[int], block: int, least: int, count: int) -> list[int]:
     return lent
 
 
-def _ring_blocks(spare_bytes: int, block_bytes: int) -> int:
-    """Blocks of the prompt's ring; `spare_bytes` is what remains beyond the smallest ring."""
-    return min(LEAST_BLOCKS + spare_bytes // _RING_SHARE // block_bytes, _MOST_BLOCKS)
+def _ring_blocks(spare_bytes: int, block_bytes: int, ring: RingLimits) -> int:
+    """Blocks of the ring; `spare_bytes` is what remains beyond the smallest one."""
+    return min(LEAST_BLOCKS + spare_bytes // ring.share // block_bytes, ring.most_blocks)
 
 
 def _fit(wanted: list[int], affordable: int, least: int) -> list[int]:
