@@ -1,10 +1,12 @@
 """Use of the chat for as long as one likes: `python -m benchmarks.soak [--minutes 60]`.
 
-A real chat with its real engine, on a pseudo-terminal. By a seed it is asked, stopped, continued,
+A real chat with its real engine, on a pseudo-terminal. It begins with what takes most: the highest
+screen full of turns, each page, a full context. Then by a seed it is asked, stopped, continued,
 given other conversations, pages and sizes; it is stopped by signals, its engine is paused, and in
-the first third of the time killed, so that the last one has a life to grow in. Memory, descriptors
-and threads of all processes are looked at four times a second, and are lines of JSON in the log, as
-is every action. The exit code is 1 where a limit does not hold:
+the first third of the time killed, so that the last one has a life to grow in, which begins with a
+full context too. Memory, descriptors and threads of all processes are looked at four times a
+second, and are lines of JSON in the log, as is every action. The exit code is 1 where a limit does
+not hold:
 
 - memory of all processes together stays below the ceiling (--memory);
 - after the beginning of a process (a sixth of the time, ten minutes at most) the median of its
@@ -34,7 +36,7 @@ from typing import IO, Any
 from benchmarks.chat.terminal import ChatTerminal
 from benchmarks.own_command import ask, ended, remark
 from benchmarks.results import markdown
-from benchmarks.soak.actions import CTRL_Q, User
+from benchmarks.soak.actions import CTRL_Q, MOST, User
 from benchmarks.soak.processes import Watch
 from benchmarks.soak.verdict import LOSING_SHARE, Finding, judge
 from flashllm.bench.header import run_header
@@ -74,6 +76,8 @@ def use(options: argparse.Namespace, log: IO[str]) -> tuple[User, Watch, float]:
 
 def _use(user: User, watch: Watch, seconds: float) -> None:
     told = 0.0
+    watch.write({"kind": "action", "seconds": round(watch.seconds, 2), "action": MOST})
+    user.reach_most()
     while watch.seconds < seconds:
         action = user.choose(spares_engine=watch.seconds > LOSING_SHARE * seconds)
         watch.write({"kind": "action", "seconds": round(watch.seconds, 2), "action": action})

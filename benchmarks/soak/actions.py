@@ -16,6 +16,7 @@ from benchmarks.soak.processes import engine_of
 from flashllm.errors import ReadFailed
 
 KILL = "kill the engine"
+MOST = "what takes most"
 READY, FAILED, REFUSED = "ready", "failed", "there is no command /nonsense"
 ESCAPE, ENTER, DOWN = "\x1b", "\r", "\x1b[B"
 CTRL_C, CTRL_N, CTRL_R = "\x03", "\x0e", "\x12"
@@ -34,8 +35,13 @@ SHOW_SECONDS, CLOSE_TRIES = 5.0, 3
 CLEAR_LINE = "\x05\x15\x7f"
 """To its end, all to the left of it, and the break before it."""
 SETTLE_SECONDS = 0.15
-ROWS_MIN = 20
-"""A lower screen does not show the state of the engine, by which the user knows what goes on."""
+COLUMNS, ROWS = (80, 160), (20, 50)
+"""Of the screen, at least and at most. A lower one does not show the state of the engine, by which
+the user knows what goes on."""
+FULL_TURNS = 40
+"""Short turns that a conversation has on the highest screen, and above and below it."""
+FULL_PASTES, LENGTHS = 4, (50, 400)
+"""Words of a text that is pasted; and so many of the longest ones fill a context."""
 
 
 class User:
@@ -81,14 +87,35 @@ class User:
         self._terminal.wait_for(READY)
         self._settle()
 
+    def reach_most(self) -> None:
+        """What takes most memory, once: what grows afterwards grows by more than being used.
+
+        A conversation that fills the highest screen, each page over it, and a context that is full:
+        by chance the first one came after half an hour, and the last one after fifty minutes.
+        """
+        size = self._terminal.size
+        self._terminal.resize(COLUMNS[1], ROWS[1])
+        self._new()
+        for _ in range(FULL_TURNS):
+            self._ask()
+        for key in PAGES:
+            self._open_page(key)
+            self._leave_page(ESCAPE)
+        for key in (F2, F3, F2, F3):
+            self._type(key)
+            self._settle(0.4)
+        self._fill_context()
+        self._new()
+        self._terminal.resize(*size)
+        self._settle(0.4)
+
     # Actions
 
     def _ask(self) -> None:
         self._answer(self._random.choice(QUESTIONS))
 
     def _ask_at_length(self) -> None:
-        words = self._random.choices(WORDS, k=self._random.randint(50, 400))
-        self._answer(f"{PASTE_BEGIN}{' '.join(words)}{PASTE_END}")
+        self._paste(self._random.randint(*LENGTHS))
 
     def _regenerate(self) -> None:
         self._ask()
@@ -146,7 +173,7 @@ class User:
         self._clear()
 
     def _resize(self) -> None:
-        self._terminal.resize(self._random.randint(80, 160), self._random.randint(ROWS_MIN, 50))
+        self._terminal.resize(self._random.randint(*COLUMNS), self._random.randint(*ROWS))
         self._settle(0.4)
 
     def _pause_chat(self) -> None:
@@ -181,8 +208,19 @@ class User:
         self._terminal.wait_for(READY, since)
         self._settle()
         self._clear()
+        self._new()
+        self._fill_context()
 
     # Steps
+
+    def _fill_context(self) -> None:
+        """The engine's keys and values are all in memory that it has touched from then on."""
+        for _ in range(FULL_PASTES):
+            self._paste(LENGTHS[1])
+
+    def _paste(self, count: int) -> None:
+        words = self._random.choices(WORDS, k=count)
+        self._answer(f"{PASTE_BEGIN}{' '.join(words)}{PASTE_END}")
 
     def _answer(self, text: str) -> None:
         """Sends a text, until the chat is ready again."""
