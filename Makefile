@@ -4,7 +4,7 @@
 # make wheel-test  build a wheel, look into it, install it where there is no compiler, open the chat
 # make bench-test  the tests of the developers' own benchmarks
 # make machines-test  batches on several machines, as processes of this one; installs ray if it can
-# make soak    use chat and engine for an hour, and watch what they take; make soak-short: 45 s, and
+# make soak    use chat and engine for an hour, and watch what they take; make soak-short: 75 s, and
 #              60 questions
 # make bench   measure this machine
 # make peers   install what `python -m benchmarks.peers` compares with, into .venv-peers
@@ -129,7 +129,7 @@ soak: $(TEST_STAMP)
 	$(BIN)/python -m benchmarks.soak $(SOAK)
 
 soak-short: $(TEST_STAMP)
-	$(BIN)/python -m benchmarks.soak --minutes 0.75
+	$(BIN)/python -m benchmarks.soak --minutes 1.25
 	$(BIN)/python -m benchmarks.chat.turns --turns 60
 
 sanitize: $(TEST_STAMP)
