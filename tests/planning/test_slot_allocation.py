@@ -9,8 +9,17 @@ from flashllm.convert.families.known_shapes import describe_shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import assumed
-from flashllm.planning.slot_allocation import LEAST_BLOCKS, SlotAllocation, SlotAllocator, lend
+from flashllm.planning.plan import make_plan
+from flashllm.planning.slot_allocation import (
+    LEAST_BLOCKS,
+    PROMPT_RING,
+    STEP_RING,
+    SlotAllocation,
+    SlotAllocator,
+    lend,
+)
 from tests.planning.test_plan import SIZES
 from tests.support.specs import SPEC
 
@@ -68,6 +77,29 @@ def test_a_ring_is_as_long_as_where_a_token_needs_one_for_itself() -> None:
         found = allocator("predicted").allocate(slots * STRIDE)
         assert ring(found) == asked.own_blocks
         assert sum(found.slots) >= sum(asked.slots)
+
+
+def test_steps_that_read_layers_whole_are_read_further_ahead() -> None:
+    slots = EVERYTHING - 10 * BLOCK
+    prompt = allocator()
+    steps = dataclasses.replace(prompt, ring=STEP_RING)
+    found, longer = prompt.allocate(slots * STRIDE), steps.allocate(slots * STRIDE)
+    spare = slots - SPEC.n_layers * 64
+    assert ring(longer) == LEAST_BLOCKS + spare // STEP_RING.share // BLOCK > ring(found)
+    assert sum(longer.slots) == sum(found.slots), "the others are lent"
+    single = dataclasses.replace(steps, block_bundles=1).allocate(slots * STRIDE)
+    assert ring(single) == STEP_RING.most_blocks > PROMPT_RING.most_blocks
+
+
+def test_only_a_block_of_many_rows_asks_for_that() -> None:
+    few, many = (
+        make_plan(SPEC, SIZES, ModelOptions(select="predicted", memory=1 << 30, contexts=contexts))
+        for contexts in (1, 200)
+    )
+    assert not few.reads_layers_whole
+    assert few.prefill_blocks <= PROMPT_RING.most_blocks
+    assert many.reads_layers_whole
+    assert many.prefill_blocks == STEP_RING.most_blocks
 
 
 def test_nothing_is_lent_where_there_is_room_for_all() -> None:
