@@ -1,12 +1,12 @@
 """Use of the chat for as long as one likes: `python -m benchmarks.soak [--minutes 60]`.
 
-A real chat with its real engine, on a pseudo-terminal. It begins with what takes most: the highest
-screen full of turns, each page, a full context. Then by a seed it is asked, stopped, continued,
-given other conversations, pages and sizes; it is stopped by signals, its engine is paused, and in
-the first third of the time killed, so that the last one has a life to grow in, which begins with a
-full context too. Memory, descriptors and threads of all processes are looked at four times a
-second, and are lines of JSON in the log, as is every action. The exit code is 1 where a limit does
-not hold:
+A real chat with its real engine, on a pseudo-terminal. It begins with what takes most: the largest
+screen full of turns, with panels and each page, and a full context. Then by a seed it is asked,
+stopped, continued, given other conversations, pages and sizes; it is stopped by signals, its engine
+is paused, and in the first third of the time killed, so that the last one has a life to grow in,
+which begins with a full context too. Memory, descriptors and threads of all processes are looked at
+four times a second, and are lines of JSON in the log, as is every action. The exit code is 1 where
+a limit does not hold:
 
 - memory of all processes together stays below the ceiling (--memory);
 - after the beginning of a process (a sixth of the time, ten minutes at most) the median of its

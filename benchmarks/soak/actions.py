@@ -90,21 +90,22 @@ class User:
     def reach_most(self) -> None:
         """What takes most memory, once: what grows afterwards grows by more than being used.
 
-        A conversation that fills the highest screen, each page over it, and a context that is full:
-        by chance the first one came after half an hour, and the last one after fifty minutes.
+        A conversation that fills the largest screen, panels beside it and each page over it, and a
+        context that is full: by chance the first came after half an hour, panels below a page after
+        17 minutes, and the last one after fifty.
         """
         size = self._terminal.size
         self._terminal.resize(COLUMNS[1], ROWS[1])
         self._new()
         for _ in range(FULL_TURNS):
             self._ask()
+        self._toggle_panels()
+        self._ask()
         for key in PAGES:
             self._open_page(key)
             self._leave_page(ESCAPE)
-        for key in (F2, F3, F2, F3):
-            self._type(key)
-            self._settle(0.4)
         self._fill_context()
+        self._toggle_panels()
         self._new()
         self._terminal.resize(*size)
         self._settle(0.4)
@@ -212,6 +213,11 @@ class User:
         self._fill_context()
 
     # Steps
+
+    def _toggle_panels(self) -> None:
+        for key in (F2, F3):
+            self._type(key)
+            self._settle(0.4)
 
     def _fill_context(self) -> None:
         """The engine's keys and values are all in memory that it has touched from then on."""
