@@ -61,7 +61,8 @@ def session_of(
     meta: SessionSummary, settings: str, leaf: int | None, rows: Sequence[Sequence[Any]]
 ) -> Session:
     """The conversation of these rows, turns by id; `NotASession` if they are inconsistent."""
-    turns = [_turn(row) for row in rows]
+    one_of_each_id: dict[int, int] = {}
+    turns = [_turn(row, one_of_each_id) for row in rows]
     exchange.check_tree(turns)
     if turns and leaf not in {turn.id for turn in turns}:
         leaf = turns[-1].id  # the newest: one is shown, whatever happened to the one that was
@@ -69,7 +70,8 @@ def session_of(
     return Session(meta, conversation, _object(settings))
 
 
-def _turn(row: Sequence[Any]) -> Turn:
+def _turn(row: Sequence[Any], one_of_each_id: dict[int, int]) -> Turn:
+    # Ids of tokens are numbers of 32 bytes each; of a long conversation most are the same ones.
     number, parent, role, text, ids, finish_reason, created, numbers = row
     if not isinstance(ids, bytes) or len(ids) % 4:
         raise NotASession(f"turn {number}: the ids of its tokens are damaged")
@@ -79,7 +81,10 @@ def _turn(row: Sequence[Any]) -> Turn:
             "parent": parent,
             "role": role,
             "text": text,
-            "ids": list(struct.unpack(f"<{len(ids) // 4}i", ids)),
+            "ids": [
+                one_of_each_id.setdefault(one, one)
+                for one in struct.unpack(f"<{len(ids) // 4}i", ids)
+            ],
             "finish_reason": finish_reason,
             "created": created,
             "numbers": _object(numbers),

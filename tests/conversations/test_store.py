@@ -56,6 +56,16 @@ def test_a_conversation_comes_back_with_all_its_branches(store: SessionStore) ->
     assert session.meta.preview == "What is an ocean?"
 
 
+def test_turns_of_a_conversation_share_the_ids_of_their_tokens(store: SessionStore) -> None:
+    kept = branched()
+    for turn in kept.turns.values():
+        turn.ids = (70_001, 70_002) if turn.role == "assistant" else ()
+    loaded = store.load(keep(store, kept)).conversation
+    ids = [one for turn in loaded.turns.values() for one in turn.ids]
+    assert len(ids) > 2
+    assert len({id(one) for one in ids}) == 2
+
+
 def test_a_new_turn_is_shown_and_an_older_one_changes_nothing(store: SessionStore) -> None:
     number = store.create()
     question = Turn(1, None, "user", "a")
