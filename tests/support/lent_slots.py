@@ -10,7 +10,8 @@ from flashllm.engine import loading
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.flash.layout import read_header
-from flashllm.planning import plan, slot_allocation
+from flashllm.planning import plan
+from flashllm.planning.slot_allocation import RingLimits
 
 BLOCK = 64
 N_BUNDLES = 320
@@ -21,7 +22,7 @@ def shorten_blocks(patch: pytest.MonkeyPatch, directory: Path) -> None:
     """A layer of the tiny model is several blocks, and little room makes a ring of many."""
     patch.setattr(loading, "interpreter_bytes", lambda: 200 << 20)
     patch.setattr(plan, "_PREFILL_BLOCK_BYTES", BLOCK * stride_of(directory))
-    patch.setattr(slot_allocation, "_RING_SHARE", 2)
+    patch.setattr(plan, "PROMPT_RING", RingLimits(24, 2))
 
 
 def stride_of(directory: Path) -> int:

@@ -8,7 +8,8 @@ import pytest
 from flashllm.convert import convert
 
 from flashllm.engine.local import Model, open_model
-from flashllm.planning import plan, slot_allocation
+from flashllm.planning import plan
+from flashllm.planning.slot_allocation import RingLimits
 from flashllm.planning.ways_to_read import GAP_BYTES
 from tests.support.lent_slots import BLOCK, N_BUNDLES, short_of_slots, shorten_blocks, stride_of
 from tests.support.tiny import save_exact_predictors, save_opt, sparse_opt
@@ -123,7 +124,7 @@ def test_a_prompt_of_several_chunks_reads_once_where_all_fits(
 ) -> None:
     monkeypatch.setattr(plan, "_PREFILL_ACTIVATION_BYTES", 1)  # chunks of 64 tokens
     # A ring that the whole model fits into would read the second chunk before the first is done.
-    monkeypatch.setattr(slot_allocation, "_MOST_BLOCKS", 2)
+    monkeypatch.setattr(plan, "PROMPT_RING", RingLimits(2, 2))
     with open_model(sparse_model) as model:
         tokens = [*PROMPT, *SECOND] * 9
         model.logits(tokens)
