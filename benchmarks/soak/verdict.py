@@ -19,8 +19,8 @@ GROWTH_MIB_MAX = 1.0
 COUNT_GROWTH_SHORT_MAX = 8
 """Of descriptors or threads in a short soak, in which libraries begin threads that they keep."""
 HIGH = 0.9
-"""Told, not judged: a long prompt takes some MiB while it is read, for a tenth of the time or so,
-and how often one comes is chance."""
+"""Told, not judged: a long prompt takes some MiB while it is read, and how often one comes is
+chance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ RARELY_ASKED = (
     "_offsets_cache",
 )
 OFTEN_ASKED = ("_divide_cache", "_filter_cache")
-"""They answer 73 questions of 100 by the last answer; by the last four it were 74."""
+"""They answer 73 questions of 100 by the last answer; by the last four, 74."""
 
 
 class _Forgetful:

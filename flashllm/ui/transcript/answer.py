@@ -64,13 +64,14 @@ class Answer(SingleLayout, TurnView, can_focus=False):
         self._answer = answer.lstrip() if thought else answer
         markdown = self._tool_calls.feed(self._answer) + self._tool_calls.end()
         parts = [part for part in self._cutter.feed(markdown) if part.strip()]
-        self._documents = [AnswerMarkdown(part) for part in parts] or [AnswerMarkdown()]
+        self._documents: list[AnswerMarkdown] = []
         self._stream: MarkdownStream | None = None
         self._plain: Content | None = None
         """All of the answer, where it is shown without a document."""
         self._plain_source = ""
-        if self._reasoning is None and len(parts) == 1:
-            self._take_plain(parts[0])
+        is_alone = self._reasoning is None and len(parts) == 1
+        if not is_alone or not self._take_plain(parts[0]):
+            self._documents = [AnswerMarkdown(part) for part in parts] or [AnswerMarkdown()]
 
     @property
     def source(self) -> str:
