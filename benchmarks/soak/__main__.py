@@ -1,7 +1,8 @@
 """Use of the chat for as long as one likes: `python -m benchmarks.soak [--minutes 60]`.
 
-A real chat with its real engine, on a pseudo-terminal. It begins with what takes most: the largest
-screen full of turns, with panels and each page, and a full context. Then by a seed it is asked,
+A real chat with its real engine, on a pseudo-terminal, in a home that has been used for months. It
+begins with what takes most: the largest screen full of turns, with panels and each page, and a full
+context. Then by a seed it is asked,
 stopped, continued, given other conversations, pages and sizes; it is stopped by signals, its engine
 is paused, and in the first third of the time killed, so that the last one has a life to grow in,
 which begins with a full context too. Memory, descriptors and threads of all processes are looked at
@@ -37,6 +38,7 @@ from benchmarks.chat.terminal import ChatTerminal
 from benchmarks.own_command import ask, ended, remark
 from benchmarks.results import markdown
 from benchmarks.soak.actions import CTRL_Q, MOST, User
+from benchmarks.soak.home import furnish
 from benchmarks.soak.processes import Watch
 from benchmarks.soak.verdict import LOSING_SHARE, Finding, judge
 from flashllm.bench.header import run_header
@@ -150,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["FLASHLLM_HOME"] = home
         if options.model is None:
             ask("run", "-p", "x", "-n", "1", "--json")  # converts the demo before the time begins
+        furnish(options.model or "demo", options.seed)
         log.write(f"{json.dumps({'kind': 'header', **header})}\n")
         try:
             user, watch, seconds = use(options, log)

@@ -90,9 +90,9 @@ class User:
     def reach_most(self) -> None:
         """What takes most memory, once: what grows afterwards grows by more than being used.
 
-        A conversation that fills the largest screen, panels beside it and each page over it, and a
-        context that is full: by chance the first came after half an hour, panels below a page after
-        17 minutes, and the last one after fifty.
+        A conversation that fills the largest screen, panels beside it and each page over it, the
+        same one opened from another, and a context that is full: by chance the first came after
+        half an hour, panels below a page after 17 minutes, and the last one after fifty.
         """
         size = self._terminal.size
         self._terminal.resize(COLUMNS[1], ROWS[1])
@@ -104,6 +104,9 @@ class User:
         for key in PAGES:
             self._open_page(key)
             self._leave_page(ESCAPE)
+        self._new()
+        self._ask()
+        self._open_session(1)
         self._fill_context()
         self._toggle_panels()
         self._new()
@@ -146,8 +149,11 @@ class User:
         self._settle(0.5)  # what is told before it is there goes with the old one
 
     def _switch(self) -> None:
+        self._open_session(self._random.randint(0, 4))
+
+    def _open_session(self, row: int) -> None:
         self._open_page(F4)
-        self._type(DOWN * self._random.randint(0, 4))
+        self._type(DOWN * row)
         self._settle()
         self._leave_page(ENTER)
         self._settle(0.5)

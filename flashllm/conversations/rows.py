@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flashllm.conversations import exchange
@@ -58,9 +58,12 @@ def summary_of(row: Sequence[Any]) -> SessionSummary:
 
 
 def session_of(
-    meta: SessionSummary, settings: str, leaf: int | None, rows: Sequence[Sequence[Any]]
+    meta: SessionSummary, settings: str, leaf: int | None, rows: Iterable[Sequence[Any]]
 ) -> Session:
-    """The conversation of these rows, turns by id; `NotASession` if they are inconsistent."""
+    """The conversation of these rows, turns by id; `NotASession` if they are inconsistent.
+
+    Each row is dropped when the next one is asked for: as text they take ten times as much.
+    """
     one_of_each_id: dict[int, int] = {}
     turns = [_turn(row, one_of_each_id) for row in rows]
     exchange.check_tree(turns)

@@ -93,14 +93,14 @@ class SessionStore:
 
     def load(self, session_id: int) -> Session:
         """The conversation with all of its branches; `SessionNotFound` if there is none."""
-        with self._transaction("BEGIN") as run:
-            meta = self._summary(run, session_id)
-            settings, leaf = run.execute(
-                "SELECT settings, leaf FROM session WHERE id = ?", (session_id,)
-            ).fetchone()
-            turns = run.execute(database.TURNS, (session_id,)).fetchall()
         try:
-            return rows.session_of(meta, settings, leaf, turns)
+            with self._transaction("BEGIN") as run:
+                meta = self._summary(run, session_id)
+                settings, leaf = run.execute(
+                    "SELECT settings, leaf FROM session WHERE id = ?", (session_id,)
+                ).fetchone()
+                turns = run.execute(database.TURNS, (session_id,))
+                return rows.session_of(meta, settings, leaf, turns)
         except NotASession as error:
             raise SessionStoreBroken(
                 f"{self.path}: conversation {session_id} does not hold together: {error}; "

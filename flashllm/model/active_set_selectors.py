@@ -33,9 +33,10 @@ class ActiveSet:
     ids: Ids  # ascending
     weights: Vector | None = None  # [n]; None: each counts once, as a neuron does
 
-    def weights_of(self, some: Ids) -> Vector:
-        """The weights of `ids`, a subset that is also ascending."""
-        assert self.weights is not None
+    def weights_of(self, some: Ids) -> Vector | None:
+        """The weights of `some` of the ids, ascending; None where there are none."""
+        if self.weights is None or len(some) == len(self.ids):
+            return self.weights
         return self.weights[np.searchsorted(self.ids, some)]
 
 

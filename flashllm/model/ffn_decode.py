@@ -43,9 +43,18 @@ class BundleOutputs(Protocol):
         ...
 
     def add(
-        self, rows: NDArray[np.uint8], ids: Ids, positions: Ids, outputs: Vector, out: Vector
+        self,
+        rows: NDArray[np.uint8],
+        ids: Ids,
+        positions: Ids,
+        outputs: Vector,
+        weights: Vector | None,
+        out: Vector,
     ) -> None:
-        """Add what the outputs of ascending `ids` amount to, in this order, to `out` [d_model]."""
+        """Add what the outputs of ascending `ids` amount to, in this order, to `out` [d_model].
+
+        Each times its weight [n], if there are any.
+        """
         ...
 
 
@@ -103,10 +112,8 @@ class FeedForwardDecode:
                     layer, found.rows, ids, found.positions[part], vector, _of(gate, ids)
                 )
             clock.switch("ffn")
-            if active.weights is not None:
-                weights = active.weights_of(found.ids)
-                outputs *= weights.reshape(-1, *[1] * (outputs.ndim - 1))
-            bundles.add(found.rows, found.ids, found.positions, outputs, out)
+            weights = active.weights_of(found.ids)
+            bundles.add(found.rows, found.ids, found.positions, outputs, weights, out)
         if beside is None:  # there is none, or nothing was needed
             beside = self._weights[layer].beside(inputs.ffn)
         result = torch.from_numpy(out)[None]

@@ -116,11 +116,13 @@ class Experts:
         ids: Ids,  # noqa: ARG002
         positions: Ids,  # noqa: ARG002
         outputs: _Floats,
+        weights: _Floats | None,
         out: _Floats,
     ) -> None:
-        """Add outputs [n, d_model] to `out` [d_model], one after another."""
-        for share in outputs:
-            out += share
+        """Add outputs [n, d_model], times their weights [n], to `out` [d_model] in their order."""
+        assert weights is not None, "a router gives each expert one"
+        one_token = np.zeros(len(outputs), dtype=np.int32)
+        self.add_shares(outputs, weights, one_token, out[None])
 
     def of_pairs(self, rows: NDArray[np.uint8], positions: Ids, x: _Floats) -> _Floats:
         """Outputs of pairs of an expert and a token, [pairs, d_model] to the same, in two calls.

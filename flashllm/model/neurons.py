@@ -124,9 +124,17 @@ class Neurons:
         return torch.from_numpy(dots)
 
     def add(
-        self, rows: NDArray[np.uint8], ids: Ids, positions: Ids, outputs: _Floats, out: _Floats
+        self,
+        rows: NDArray[np.uint8],
+        ids: Ids,
+        positions: Ids,
+        outputs: _Floats,
+        weights: _Floats | None,
+        out: _Floats,
     ) -> None:
-        """Add the neurons' down rows, weighted by their outputs [n], to `out` [d_model]."""
+        """Add the neurons' down rows, times their outputs [n] and weights, to `out` [d_model]."""
+        if weights is not None:
+            outputs = outputs * weights
         if len(ids):
             dtype, ends = self._spec.dtype, block_ends(ids)
             self._kernels.weighted_sum_rows(

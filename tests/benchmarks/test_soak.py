@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from benchmarks.soak import processes
+from benchmarks.soak import home, processes
 from benchmarks.soak.actions import KILL, User
 from benchmarks.soak.processes import APPLICATION, ENGINE, Look, ProcessUse, Watch, look_at
 from benchmarks.soak.verdict import beginning_seconds, judge
+from flashllm.conversations.store import SessionStore
+from flashllm.ui.prompt.history import MEMORY_BYTES_MAX, InputHistory
 
 MIB = 1 << 20
 SECONDS = 1200.0
@@ -133,3 +137,18 @@ def test_a_process_is_looked_at_and_logged(monkeypatch: pytest.MonkeyPatch) -> N
     assert line["kind"] == "look"
     assert line["processes"][0]["descriptors"] > 2
     assert look_at(2**22, 0.0).processes == (), "no such process"
+
+
+def test_a_furnished_home_is_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither conversations in a list nor what was typed can become more afterwards."""
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    monkeypatch.setattr(home, "NEWEST_MAX", 3)
+    home.furnish("demo", 0)
+    with SessionStore() as store:
+        found = store.list()
+        assert [one.turns for one in found] == 3 * [home.TURNS]
+        loaded = store.load(found[0].id).conversation.path()
+    assert [turn.role for turn in loaded] == home.TURNS // 2 * ["user", "assistant"]
+    typed = InputHistory(tmp_path / "history.jsonl")
+    entries = list(iter(lambda: typed.earlier(""), None))
+    assert sum(map(sys.getsizeof, entries)) > 0.9 * MEMORY_BYTES_MAX

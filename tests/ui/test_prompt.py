@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,10 +61,10 @@ def test_a_history_keeps_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
     assert found == ["question 8", "question 7", "question 6", None]
 
 
-def test_a_history_keeps_so_many_characters_and_the_last_entry(
+def test_a_history_takes_so_much_memory_and_keeps_the_last_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashllm.ui.prompt.history.CHARACTERS_MAX", 10)
+    monkeypatch.setattr("flashllm.ui.prompt.history.MEMORY_BYTES_MAX", 2 * sys.getsizeof("12345"))
     inputs = InputHistory(tmp_path / "history.jsonl")
     for text in ("oldest", "12345", "67890"):
         inputs.add(text)

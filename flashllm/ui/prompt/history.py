@@ -6,13 +6,15 @@ import contextlib
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 
 ENTRIES_MAX = 500
 ENTRY_CHARACTERS_MAX = 20_000
 """A longer text is remembered while the chat is open, but not written to the file."""
-CHARACTERS_MAX = 1 << 20
-"""Of all entries that are remembered; of older ones the last that fit, and the last one always."""
+MEMORY_BYTES_MAX = 128 << 10
+"""Of all entries that are remembered; of older ones the last that fit, and the last one always. One
+emoji makes four bytes of each character of its entry."""
 FILE_BYTES_MAX = 4 << 20
 """A longer file is replaced by its last entries."""
 _log = logging.getLogger("flashllm")
@@ -56,10 +58,10 @@ class InputHistory:
 
 
 def _last(entries: list[str]) -> list[str]:
-    kept, characters = 0, 0
+    kept, nbytes = 0, 0
     for entry in reversed(entries[-ENTRIES_MAX:]):
-        characters += len(entry)
-        if kept and characters > CHARACTERS_MAX:
+        nbytes += sys.getsizeof(entry)
+        if kept and nbytes > MEMORY_BYTES_MAX:
             break
         kept += 1
     return entries[len(entries) - kept :]
