@@ -613,7 +613,7 @@ def row_read_ns(
     The best of a few passes; each thread reads a part of them. IndexError for an id outside.
     """
 
-def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
+def crc32c(data: NDArray[np.uint8] | bytes, value: int = 0) -> int:
     """CRC-32C of the bytes, continuing from `value`."""
 
 def bundle_checksums(

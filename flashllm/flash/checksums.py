@@ -45,7 +45,7 @@ class TensorHash:
     """CRC-32C of a tensor as a model stores it: of its name, then of its bytes."""
 
     def __init__(self, name: str) -> None:
-        self._value = core.crc32c(np.frombuffer(name.encode(), np.uint8))
+        self._value = core.crc32c(name.encode())
 
     def update(self, data: NDArray[np.uint8]) -> None:
         """Go on with these bytes."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,10 @@ import numpy as np
 from flashllm import core
 from flashllm.errors import Cancelled, ModelTruncated, ReadFailed
 from flashllm.flash.checksums import FileCheck, Part, damaged, forget_cached
-from flashllm.flash.layout import round_up
 from flashllm.flash.opening_errors import read_failed
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.flash.safetensors_file import DATA_ALIGNMENT, TensorRecord
+from flashllm.flash.safetensors_file import TensorRecord
+from flashllm.flash.tensor_spans import spans_of
 
 # Large sequential reads: a few threads saturate any device at this size.
 _LOAD_READ_BYTES = 1 << 20
@@ -146,7 +145,7 @@ def load_some_tensors(
 
     Of `parts` those of these tensors are checked.
     """
-    spans = _spans(index)
+    spans = spans_of(index)
     reader = open_file_reader(path, direct)
     checks = {part.start: part for part in parts}
     tensors: dict[str, RawTensor] = {}
@@ -171,41 +170,6 @@ def load_some_tensors(
     finally:
         reader.close()
     return tensors, buffer
-
-
-def some_tensors_bytes(index: dict[str, TensorRecord]) -> int:
-    """Memory that `load_some_tensors` takes."""
-    spans = _spans(index)
-    return spans[-1].place_end if spans else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Neighbouring tensors: where they are in the file, and how much farther on in memory."""
-
-    start: int
-    end: int
-    shift: int
-
-    @property
-    def place_end(self) -> int:
-        return self.end + self.shift
-
-
-def _spans(index: dict[str, TensorRecord]) -> list[_Span]:
-    """The spans of tensors, each as far from a page in memory as in the file, for direct reads."""
-    spans: list[_Span] = []
-    place = 0
-    for record in sorted(index.values(), key=lambda each: each.offset):
-        end = record.offset + record.nbytes
-        if spans and spans[-1].end == record.offset:
-            spans[-1] = dataclasses.replace(spans[-1], end=end)
-        else:
-            page = round_up(place, DATA_ALIGNMENT)
-            first = page + record.offset % DATA_ALIGNMENT
-            spans.append(_Span(record.offset, end, first - record.offset))
-        place = spans[-1].place_end
-    return spans
 
 
 def _check(reader: core.Reader, buffer: core.Buffer, path: Path, part: Part, shift: int) -> None:

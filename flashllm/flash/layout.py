@@ -14,8 +14,6 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from flashllm.core import crc32c
 from flashllm.dtypes import expert_bytes, row_bytes
 from flashllm.errors import LayoutError, ModelTruncated
@@ -187,7 +185,7 @@ class BundleHeader:
             "dtype": DTYPE_CODES[self.dtype],
         }
         body = fields.pack(*(values[name] for name in names)).ljust(_CHECKSUM_AT, b"\0")
-        return body + CHECKSUM.pack(crc32c(np.frombuffer(body, dtype=np.uint8)))
+        return body + CHECKSUM.pack(crc32c(body))
 
     @classmethod
     def unpack(cls, raw: bytes, path: Path) -> BundleHeader:
@@ -209,10 +207,10 @@ class BundleHeader:
         names, fields = _fields_of(version[0])
         values = dict(zip(names, fields.unpack_from(raw), strict=True))
         del values["magic"], values["major"], values["minor"]
-        body = np.frombuffer(raw, dtype=np.uint8, count=_CHECKSUM_AT)
+        body = raw[:_CHECKSUM_AT]
         if CHECKSUM.unpack_from(raw, _CHECKSUM_AT)[0] != crc32c(body):
             raise LayoutError(f"{path}: the checksum of the header is wrong; convert again")
-        if body[fields.size :].any():
+        if any(body[fields.size :]):
             raise LayoutError(f"{path}: the unused bytes of the header are not zero")
         dtypes = {code: name for name, code in DTYPE_CODES.items()}
         header_bytes, code = values.pop("header_bytes"), values.pop("dtype")

@@ -9,18 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.dtypes import GROUP_BYTES
-from flashllm.errors import (
-    FlashllmError,
-    LayoutError,
-    ModelTruncated,
-)
+from flashllm.errors import FlashllmError, ModelTruncated
 from flashllm.flash.checksums import (
     Part,
     bundle_checksums,
@@ -36,13 +31,9 @@ from flashllm.flash.file_loading import (
     load_some_tensors,
     load_tensors,
     open_reader,
-    some_tensors_bytes,
 )
-from flashllm.flash.file_names import ACTIVITY_FILE, BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
-from flashllm.flash.layer_range import own_names
-from flashllm.flash.layout import BundleHeader, read_header
-from flashllm.flash.manifest import Manifest, layout_version, read_manifest
-from flashllm.flash.opening_errors import opening_errors
+from flashllm.flash.file_names import BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.model_files import ModelFiles
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.flash.tensor_table import (
@@ -53,40 +44,18 @@ from flashllm.flash.tensor_table import (
     tensor_table,
 )
 from flashllm.options import DEFAULT_VERIFY, Verify
-from flashllm.spec import ModelSpec
-from flashllm.spec.layer_range import of_layers
 from flashllm.system.clock import WaitClock
-from flashllm.untrusted.strict_json import parse_object
-
-_ACTIVITY_BYTES_MAX = 64 << 20
 
 
-class Store:
+class Store(ModelFiles):
     """An open model directory. Close it, or use it as a context manager."""
 
     def __init__(
         self, directory: Path, verify: Verify = DEFAULT_VERIFY, layers: range | None = None
     ) -> None:
-        """`verify` says which weights are held against their checksums when they are read.
-
-        With `layers` it is the store of a stage: what it has, spec and header included, is of these
-        layers, which are counted from 0.
-        """
-        self.directory = directory
+        """`verify` says which weights are held against their checksums when they are read."""
+        super().__init__(directory, layers)
         self.verify = verify
-        with opening_errors(directory):
-            self.manifest: Manifest = read_manifest(directory)
-            self._file_header: BundleHeader = read_header(directory / BUNDLES_FILE)
-        self.model_spec: ModelSpec = self.manifest.spec
-        """Of the whole model."""
-        _check_header(self._file_header, self.model_spec, directory / BUNDLES_FILE)
-        self.is_stage = layers is not None
-        self._layers = range(self.model_spec.n_layers) if layers is None else layers
-        self.spec: ModelSpec = self.model_spec
-        self.header: BundleHeader = self._file_header
-        if layers is not None:
-            self.spec = of_layers(self.model_spec, layers)
-            self.header = self._file_header.of_layers(self.bundled)
         self._bundles = str(directory / BUNDLES_FILE)  # named some sixty times a token
         self._reader: core.Reader | None = None
         self._rows_apart = False
@@ -105,7 +74,7 @@ class Store:
         self._rows_apart = rows_apart
         path = self.directory / BUNDLES_FILE
         self._reader = open_reader(path, direct, threads=threads, gap_bytes=gap_bytes)
-        header = self._file_header
+        header = self.file_header
         if self._reader.file_bytes < header.file_bytes:
             raise ModelTruncated(
                 f"{path}: {self._reader.file_bytes} bytes; its header says"
@@ -248,22 +217,6 @@ class Store:
                 typed[name] = RawTensor(tensors[name].raw, dtype, shape)
         return typed
 
-    def resident_index(self) -> dict[str, TensorRecord]:
-        """Where the resident tensors lie, by the names that they have here."""
-        return self._own(read_tensor_index(self.directory / RESIDENT_FILE))
-
-    def resident_bytes(self) -> int:
-        """Memory of the resident tensors."""
-        if not self.is_stage:
-            return self.file_bytes(RESIDENT_FILE)
-        return some_tensors_bytes(self.resident_index())
-
-    def predictor_bytes(self) -> int:
-        """Memory of the predictors; 0 if there are none."""
-        if not self.is_stage or PREDICTORS_FILE not in self.manifest.files:
-            return self.file_bytes(PREDICTORS_FILE)
-        return some_tensors_bytes(self._own(read_tensor_index(self.directory / PREDICTORS_FILE)))
-
     def load_predictors(
         self, direct: bool, on_read: OnRead = ignore_read
     ) -> dict[str, RawTensor] | None:
@@ -272,27 +225,13 @@ class Store:
             return None
         index = read_tensor_index(self.directory / PREDICTORS_FILE)
         tensors = self._load(PREDICTORS_FILE, index, direct, on_read)[0]
-        index = self._own(index)
+        index = self.own(index)
         for name, columns in predictor_columns(index, self.spec).items():
             encoding = encoding_of(index[name], columns)
             if encoding in GROUP_BYTES:
                 shape = (index[name].shape[0], columns)
                 tensors[name] = RawTensor(tensors[name].raw, encoding, shape)
         return tensors
-
-    @property
-    def bundled(self) -> range:
-        """Its layers that have bundles, counted from the model's first one that has."""
-        dense = self.model_spec.dense_layers
-        return range(max(self._layers.start - dense, 0), self._layers.stop - dense)
-
-    def _own(self, index: dict[str, TensorRecord]) -> dict[str, TensorRecord]:
-        """What of a file's tensors is needed here, by the names that they have here."""
-        if not self.is_stage:
-            return index
-        spec = self.model_spec
-        names = own_names(index, self._layers, spec.n_layers, tied_head=spec.tied_head)
-        return {own: index[name] for name, own in names.items()}
 
     def _load(
         self, name: str, index: dict[str, TensorRecord], direct: bool, on_read: OnRead
@@ -302,7 +241,7 @@ class Store:
         if not self.is_stage:
             return load_tensors(path, index, direct, on_read, self._parts(name, index))
         parts = self._checked_parts(name, index)
-        return load_some_tensors(path, self._own(index), direct, on_read, parts)
+        return load_some_tensors(path, self.own(index), direct, on_read, parts)
 
     def _checked_parts(self, name: str, index: dict[str, TensorRecord]) -> list[Part]:
         """What of a file's tensors is to be checked; the file is now, if it has no such parts."""
@@ -318,30 +257,6 @@ class Store:
         if self.verify == "off":
             return []
         return parts_of(self.directory, name, self.manifest, index)
-
-    def predictor_dtype(self) -> str | None:
-        """Encoding of the predictors' matrices, or None where the model has none."""
-        if PREDICTORS_FILE not in self.manifest.files:
-            return None
-        index = read_tensor_index(self.directory / PREDICTORS_FILE)
-        columns = predictor_columns(index, self.spec)
-        return next((encoding_of(index[name], columns[name]) for name in columns), None)
-
-    def load_activity(self) -> dict[str, Any] | None:
-        """The recorded activity, or None."""
-        if ACTIVITY_FILE not in self.manifest.files:
-            return None
-        path = self.directory / ACTIVITY_FILE
-        with opening_errors(path), path.open("rb") as file:
-            raw = file.read(_ACTIVITY_BYTES_MAX + 1)
-        if len(raw) > _ACTIVITY_BYTES_MAX:
-            raise LayoutError(f"{path}: larger than any recording. Convert the model again")
-        return parse_object(raw, path, LayoutError)
-
-    def file_bytes(self, name: str) -> int:
-        """Size of one of the model's files, from the manifest; 0 if it does not exist."""
-        record = self.manifest.files.get(name)
-        return record.bytes if record else 0
 
     def cancel_reads(self) -> None:
         """End the reads under way with `Cancelled`; does nothing on a closed store."""
@@ -367,21 +282,3 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_header(header: BundleHeader, spec: ModelSpec, path: Path) -> None:
-    pairs = {
-        "layout": (header.major, layout_version(spec)),
-        "dtype": (header.dtype, spec.dtype),
-        "layers": (header.n_layers, spec.bundled_layers),
-        "width": (header.d_model, spec.d_model),
-        "bundles a layer": (header.bundles_per_layer, spec.bundles_per_layer),
-        "rows a neuron": (header.rows_per_neuron, spec.rows_per_neuron),
-        "neurons a bundle": (header.neurons_per_bundle, spec.neurons_per_bundle),
-    }
-    for what, (found, expected) in pairs.items():
-        if found != expected:
-            raise LayoutError(
-                f"{path}: {what} is {found}, but the manifest says {expected}."
-                " The files do not belong together; convert the model again"
-            )

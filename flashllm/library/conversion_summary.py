@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.flash.file_names import PREDICTORS_FILE
-from flashllm.flash.store import Store
+from flashllm.flash.model_files import ModelFiles
 from flashllm.library.names import usual_names
 from flashllm.library.scan import TOKENIZER_FILES
 from flashllm.planning.model_info import describe
@@ -58,9 +58,9 @@ class ConversionSummary:
 
 def summarize(directory: Path, seconds: float) -> ConversionSummary:
     """The summary of a model that a conversion has made in `seconds`."""
-    with Store(directory) as store:
-        files = store.manifest.files
-        info = describe(store, any(name in files for name in TOKENIZER_FILES))
+    model = ModelFiles(directory)
+    files = model.manifest.files
+    info = describe(model, any(name in files for name in TOKENIZER_FILES))
     shares = info.activity or {}
     names = ("false_negatives", "false_positives", "perplexity_ratio")
     return ConversionSummary(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.flash.manifest import read_manifest
-from flashllm.flash.store import Store
+from flashllm.flash.model_files import ModelFiles
 from flashllm.hardware.staleness import profile_for
 from flashllm.library.models import NO_TOKENIZER, ModelChoice
 from flashllm.library.scan import has_tokenizer
@@ -30,17 +30,17 @@ def check_openable(choice: ModelChoice, options: ModelOptions, interpreter_bytes
     directory = _demo_if_made(choice.demo) if choice.path is None else choice.path
     if directory is None:
         return
-    with Store(directory) as store:
-        if not has_tokenizer(store.manifest):
-            raise UsageError(NO_TOKENIZER)
-        select = choose_selector(store, options.select)
-        sizes = converted_sizes(store, select, interpreter_bytes)
-        make_plan(
-            store.spec,
-            replace(sizes, application=options.application_bytes),
-            options.having(select=select),
-            profile_for(directory, options),
-        )
+    files = ModelFiles(directory)
+    if not has_tokenizer(files.manifest):
+        raise UsageError(NO_TOKENIZER)
+    select = choose_selector(files, options.select)
+    sizes = converted_sizes(files, select, interpreter_bytes)
+    make_plan(
+        files.spec,
+        replace(sizes, application=options.application_bytes),
+        options.having(select=select),
+        profile_for(directory, options),
+    )
 
 
 def can_chat(directory: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flashllm.errors import FlashllmError
 from flashllm.flash.manifest import Manifest, format_requantised
-from flashllm.flash.store import Store
+from flashllm.flash.model_files import ModelFiles
 from flashllm.hardware.staleness import profile_for
 from flashllm.library.directories import candidates, looks_converted, shown_name
 from flashllm.library.formatting import clean, format_error, format_shape
@@ -111,8 +111,8 @@ def find_models(
 def examine(path: Path, conditions: Conditions) -> FoundModel:
     """Describes one model; whatever is wrong with it becomes its `problem`."""
     try:
-        with Store(path) as store:
-            return _planned(_described(store), store, conditions)
+        files = ModelFiles(path)
+        return _planned(_described(files), files, conditions)
     except (FlashllmError, OSError, MemoryError, RecursionError) as problem:
         return _broken(path, format_error(problem, path))
     except Exception as problem:  # noqa: BLE001  one bad directory must not end the list
@@ -124,8 +124,8 @@ def _broken(path: Path, problem: str) -> FoundModel:
     return FoundModel(path, shown_name(path) or clean(str(path)), problem=clean(problem))
 
 
-def _described(store: Store) -> FoundModel:
-    manifest, spec = store.manifest, store.spec
+def _described(files: ModelFiles) -> FoundModel:
+    manifest, spec = files.manifest, files.spec
     remarks = []
     if not has_tokenizer(manifest):
         remarks.append("no tokenizer: takes only token ids")
@@ -134,8 +134,8 @@ def _described(store: Store) -> FoundModel:
     if words := format_requantised(manifest.source):
         remarks.append(f"lossy: {clean(words)}")
     return FoundModel(
-        path=store.directory,
-        name=shown_name(store.directory) or clean(str(store.directory)),
+        path=files.directory,
+        name=shown_name(files.directory) or clean(str(files.directory)),
         source=clean(manifest.name),
         features=format_shape(spec),
         encoding=spec.encoding_label,
@@ -145,20 +145,20 @@ def _described(store: Store) -> FoundModel:
     )
 
 
-def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundModel:
+def _planned(found: FoundModel, files: ModelFiles, conditions: Conditions) -> FoundModel:
     """The model with the planner's numbers, as far as rates of this machine are known."""
-    select = choose_selector(store, conditions.options.select)
+    select = choose_selector(files, conditions.options.select)
     if select == "predicted":
         found = replace(found, remarks=("lossy: predictors choose neurons", *found.remarks))
     if conditions.interpreter_bytes is None:
         return found
-    recording = recorded_activity(store, select)
+    recording = recorded_activity(files, select)
     scenario = conditions.scenario(
-        store.spec,
-        converted_sizes(store, select, conditions.interpreter_bytes),
-        known_activity(store.spec, select, recording),
+        files.spec,
+        converted_sizes(files, select, conditions.interpreter_bytes),
+        known_activity(files.spec, select, recording),
         select,
-        store.directory,
+        files.directory,
         converted=True,
     )
     smallest, speed, assumption = expected(scenario, conditions.ceiling_bytes)

@@ -21,7 +21,7 @@ from flashllm.model.resident_ffn import SharedExpert
 from flashllm.model.token_sets import BlockSlice
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
-from flashllm.weight_cache.blocks import block_ends
+from flashllm.weight_cache.rounds import block_ends
 
 _Floats = NDArray[np.float32]
 

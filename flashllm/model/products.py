@@ -15,7 +15,7 @@ from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
-from flashllm.weight_cache.blocks import block_ends
+from flashllm.weight_cache.rounds import block_ends
 
 
 class Products:

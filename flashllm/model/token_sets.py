@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashllm.arrays import Ids
 from flashllm.model.active_set_selectors import ActiveSet
-from flashllm.weight_cache.blocks import block_ends
+from flashllm.weight_cache.rounds import block_ends
 
 _APART = np.int64(1 << 32)
 """Distance between the ids of one token and the next, so that no block of summation spans both."""

@@ -12,10 +12,12 @@ from flashllm.options import (
     DEFAULT_KV_DTYPE,
     DEFAULT_KV_VICTIMS,
     DEFAULT_OVERLAP,
+    DEFAULT_POLICY,
     DEFAULT_PROMPT_NEURONS,
     DEFAULT_VERIFY,
     KV_VICTIMS,
     OVERLAPS,
+    POLICIES,
     PROMPT_NEURONS,
     VERIFIES,
     Arithmetic,
@@ -23,6 +25,7 @@ from flashllm.options import (
     KvVictims,
     ModelOptions,
     Overlap,
+    Policy,
     PromptNeurons,
     Verify,
 )
@@ -97,3 +100,17 @@ def within(name: str, value: int | None, default: int, limit: int) -> int:
     if not 1 <= value <= limit:
         raise UsageError(f"{name} is {value}; expected 1 to {limit}")
     return value
+
+
+def choose_policy(policy: Policy | None, window: int | None) -> Policy:
+    """The policy asked for; the paper's if only a window is given; `UsageError` for other names."""
+    if policy is None:
+        return DEFAULT_POLICY if window is None else "window"
+    if policy not in POLICIES:
+        raise UsageError(f"--policy {policy}: expected one of {', '.join(POLICIES)}")
+    if window is not None and policy != "window":
+        raise UsageError(
+            f"--window {window} is for the policy window; {policy} keeps what is worth most in all"
+            " slots there are. Give --policy window, or no --window"
+        )
+    return policy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flashllm.errors import UsageError
 from flashllm.flash.file_names import PREDICTORS_FILE
-from flashllm.flash.store import Store
+from flashllm.flash.model_files import ModelFiles
 from flashllm.options import SELECTORS, Select
 from flashllm.planning.activation_stats import Activity, recorded
 from flashllm.planning.plan import Sizes
@@ -34,10 +34,10 @@ def usual_ceiling(interpreter_bytes: int, application_bytes: int = 0) -> int:
     return usual if limit is None else min(usual, int(limit * CONTAINER_SHARE))
 
 
-def choose_selector(store: Store, select: Select | None) -> Select:
+def choose_selector(files: ModelFiles, select: Select | None) -> Select:
     """The selector asked for, or the model's best one; `UsageError` if the model lacks it."""
-    spec, where = store.spec, store.directory
-    has_predictors = PREDICTORS_FILE in store.manifest.files
+    spec, where = files.spec, files.directory
+    has_predictors = PREDICTORS_FILE in files.manifest.files
     has_gate = spec.gate == "resident" and spec.sparse
     if select is None:
         if spec.experts is not None:
@@ -75,28 +75,28 @@ def check_selector(select: str, spec: ModelSpec, has_predictors: bool, where: Pa
         raise UsageError(f"--select predicted: {where} has no predictors; {advice}")
 
 
-def converted_sizes(store: Store, select: str, interpreter_bytes: int) -> Sizes:
+def converted_sizes(files: ModelFiles, select: str, interpreter_bytes: int) -> Sizes:
     """The sizes that `make_plan` needs, for a converted model with a selector.
 
     `interpreter_bytes` is the resident memory of the process that will run it, before it is loaded.
     """
-    index = store.resident_index()
+    index = files.resident_index()
     embeddings = sum(t.nbytes for name, t in index.items() if name.startswith("embed."))
     return Sizes(
         interpreter=interpreter_bytes,
         embeddings=embeddings,
-        attention=store.resident_bytes() - embeddings,
-        predictors=store.predictor_bytes(),
-        stride=store.header.stride,
-        predictor_dtype=store.predictor_dtype() or "f16",
-        activity=recorded_activity(store, select),
+        attention=files.resident_bytes() - embeddings,
+        predictors=files.predictor_bytes(),
+        stride=files.header.stride,
+        predictor_dtype=files.predictor_dtype() or "f16",
+        activity=recorded_activity(files, select),
     )
 
 
-def recorded_activity(store: Store, select: str) -> Activity | None:
+def recorded_activity(files: ModelFiles, select: str) -> Activity | None:
     """The recorded activity of a converted model with a selector; None without a recording."""
-    values = store.load_activity()
+    values = files.load_activity()
     if values is None or select == "all":
         return None
-    found = recorded(values, select, store.model_spec, str(store.directory))
-    return found.of_layers(store.bundled) if store.is_stage else found
+    found = recorded(values, select, files.model_spec, str(files.directory))
+    return found.of_layers(files.bundled) if files.is_stage else found

@@ -9,7 +9,7 @@ from typing import Any
 
 from flashllm.errors import PromptTooLong, UsageError
 from flashllm.flash.file_names import PREDICTORS_FILE
-from flashllm.flash.store import Store
+from flashllm.flash.model_files import ModelFiles
 from flashllm.spec import ModelSpec
 
 
@@ -53,23 +53,23 @@ class ModelInfo:
         return {**dataclasses.asdict(self), "spec": self.spec.to_json()}
 
 
-def describe(store: Store, has_tokenizer: bool) -> ModelInfo:
-    """The description from a store's manifest and recording."""
-    manifest = store.manifest
-    activity = store.load_activity()
+def describe(files: ModelFiles, has_tokenizer: bool) -> ModelInfo:
+    """The description from a model's manifest and recording."""
+    manifest = files.manifest
+    activity = files.load_activity()
     return ModelInfo(
         name=manifest.name,
-        directory=str(store.directory),
-        spec=store.spec,
+        directory=str(files.directory),
+        spec=files.spec,
         has_predictors=PREDICTORS_FILE in manifest.files,
         has_tokenizer=has_tokenizer,
         synthetic=manifest.synthetic,
         file_bytes={name: record.bytes for name, record in manifest.files.items()},
         source=manifest.source,
         layout_version=manifest.layout_version,
-        bundle_stride_bytes=store.header.stride,
+        bundle_stride_bytes=files.header.stride,
         activity=_shares(activity) if activity else None,
-        predictor_dtype=store.predictor_dtype(),
+        predictor_dtype=files.predictor_dtype(),
     )
 
 

@@ -44,6 +44,7 @@ from flashllm.options import (
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.asked_options import (
     arithmetic_of,
+    choose_policy,
     context_of,
     contexts_of,
     encoding_of,
@@ -67,7 +68,6 @@ from flashllm.planning.ways_to_read import GAP_BYTES, scattered_share, ways_to_r
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 from flashllm.weight_cache.blocks import summation_ids
-from flashllm.weight_cache.policies import choose_policy
 
 SHORT_CONTEXT = 512
 """Tokens of the context that is advised where memory is short."""

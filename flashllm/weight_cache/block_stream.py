@@ -16,7 +16,7 @@ from flashllm.arrays import Ids
 from flashllm.errors import FlashllmError
 from flashllm.flash.store import Store
 from flashllm.system.clock import PartClock
-from flashllm.weight_cache.blocks import split_rounds
+from flashllm.weight_cache.rounds import split_rounds
 
 
 @dataclass(frozen=True, slots=True)

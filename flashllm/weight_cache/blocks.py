@@ -1,10 +1,7 @@
-"""Blocks of summation, and how a layer is cut into rounds that fit into its slots."""
+"""Blocks of summation: how many ids they have, and the slots that they take at the least."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from flashllm.arrays import Ids
 from flashllm.spec import ModelSpec
 
 BLOCK_IDS = 64
@@ -20,23 +17,3 @@ def summation_ids(spec: ModelSpec) -> int:
 def smallest_slots(n_bundles: int, block_ids: int = BLOCK_IDS) -> int:
     """The fewest slots that a layer can work with: the bundles of one block."""
     return min(block_ids, n_bundles)
-
-
-def block_ends(ids: Ids, block_ids: int = BLOCK_IDS) -> Ids:
-    """Ends of the runs of ascending `ids` that lie in the same block; the last is `len(ids)`."""
-    inner = np.flatnonzero(np.diff(ids // block_ids)) + 1
-    return np.append(inner, len(ids)).astype(np.int32)
-
-
-def split_rounds(ids: Ids, n_slots: int, block_ids: int = BLOCK_IDS) -> list[Ids]:
-    """Ascending `ids`, cut at blocks so that each piece fits into `n_slots`."""
-    if len(ids) <= n_slots:
-        return [ids]
-    pieces, start, end = [], 0, 0
-    for block_end in block_ends(ids, block_ids).tolist():
-        if block_end - start > n_slots:
-            pieces.append(ids[start:end])
-            start = end
-        end = block_end
-    pieces.append(ids[start:end])
-    return pieces

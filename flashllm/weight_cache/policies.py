@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 
 from flashllm.arrays import Ids, Index, Values
 from flashllm.core.numpy_twin.slots import use, values_of
-from flashllm.errors import UsageError
-from flashllm.options import DEFAULT_POLICY, POLICIES
-from flashllm.options import Policy as PolicyName
 
 Uses = NDArray[np.bool_]
 Weights = tuple[tuple[float, ...], tuple[float, ...]]
@@ -231,17 +228,3 @@ def make_policies(name: str, n_layers: int, n_bundles: int, window: int) -> list
 def make_policy(name: str, n_bundles: int, window: int) -> Policy:
     """The policy of a single layer; `window`, in tokens, is for the paper's policy."""
     return make_policies(name, 1, n_bundles, window)[0]
-
-
-def choose_policy(policy: PolicyName | None, window: int | None) -> PolicyName:
-    """The policy asked for; the paper's if only a window is given; `UsageError` for other names."""
-    if policy is None:
-        return DEFAULT_POLICY if window is None else "window"
-    if policy not in POLICIES:
-        raise UsageError(f"--policy {policy}: expected one of {', '.join(POLICIES)}")
-    if window is not None and policy != "window":
-        raise UsageError(
-            f"--window {window} is for the policy window; {policy} keeps what is worth most in all"
-            " slots there are. Give --policy window, or no --window"
-        )
-    return policy

@@ -22,12 +22,13 @@ from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash.store import Store
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import Block, BlockStream
-from flashllm.weight_cache.blocks import split_rounds, summation_ids
+from flashllm.weight_cache.blocks import summation_ids
 from flashllm.weight_cache.counters import StreamCounters
 from flashllm.weight_cache.device_slots import DeviceSlots
 from flashllm.weight_cache.layer_cache import Acquired, LayerCache
 from flashllm.weight_cache.policies import Uses, make_policies
 from flashllm.weight_cache.pool import ReadCounts, Round
+from flashllm.weight_cache.rounds import split_rounds
 
 _NEARLY_FULL = 8
 """At most 1/8 of the slots are free: a prompt's ring borrows up to 1/12 of them."""

@@ -118,6 +118,16 @@ def test_the_first_frame_waits_for_no_arrays() -> None:
     assert loaded_after(code, "numpy", "torch", "flashllm.core", "flashllm.engine.local") == set()
 
 
+@pytest.mark.parametrize(
+    "module",
+    ["engine.process.client", "planning.plan", "planning.advisor", "library.scan",
+     "library.open_check", "library.conversion_summary", "ui.screens.models"],
+)  # fmt: skip
+def test_who_only_looks_at_models_needs_no_arrays(module: str) -> None:
+    """They are ten megabytes and more of the application, of which slots are made otherwise."""
+    assert loaded_after(f"import flashllm.{module}", "numpy") == set()
+
+
 def test_the_first_frame_waits_for_nothing_that_comes_later() -> None:
     later = {
         "sqlite3",

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from flashllm.model.active_set_selectors import ActiveSet
 from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
-from flashllm.weight_cache.blocks import BLOCK_IDS, block_ends
+from flashllm.weight_cache.blocks import BLOCK_IDS
+from flashllm.weight_cache.rounds import block_ends
 
 NEURONS = 5 * BLOCK_IDS
 NAMED = st.lists(st.sets(st.integers(0, NEURONS - 1)), min_size=1, max_size=5)

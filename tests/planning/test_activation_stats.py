@@ -12,8 +12,8 @@ from flashllm.predictors.window_counter import WINDOWS, WindowCounter
 
 from flashllm.errors import LayoutError
 from flashllm.planning.activation_stats import Activity, assumed, recorded
-from flashllm.weight_cache.blocks import split_rounds
 from flashllm.weight_cache.layer_cache import LayerCache
+from flashllm.weight_cache.rounds import split_rounds
 from tests.support.specs import SPEC
 
 N_BUNDLES = 4096

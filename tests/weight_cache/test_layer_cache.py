@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from flashllm.errors import UsageError
 from flashllm.options import DEFAULT_POLICY, POLICIES
+from flashllm.planning.asked_options import choose_policy
 from flashllm.weight_cache.layer_cache import LayerCache
 from flashllm.weight_cache.policies import (
     AGEING,
     FAST,
     SLOW,
     Pinned,
-    choose_policy,
     make_policies,
     make_policy,
 )

@@ -16,7 +16,7 @@ from flashllm.arrays import Ids
 from flashllm.errors import Cancelled, ReadFailed
 from flashllm.flash.store import Store
 from flashllm.options import DEFAULT_POLICY, POLICIES
-from flashllm.weight_cache.blocks import split_rounds
+from flashllm.weight_cache.rounds import split_rounds
 from flashllm.weight_cache.slot_pool import Fetch, SlotPool
 
 N_BUNDLES = 200

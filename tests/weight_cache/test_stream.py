@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashllm.weight_cache.blocks import BLOCK_IDS, block_ends, split_rounds
+from flashllm.weight_cache.blocks import BLOCK_IDS
+from flashllm.weight_cache.rounds import block_ends, split_rounds
 
 id_sets = st.sets(st.integers(0, 1000), max_size=400).map(
     lambda ids: np.array(sorted(ids), dtype=np.int32)

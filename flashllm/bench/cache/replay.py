@@ -21,9 +21,9 @@ from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.slot_allocation import DEFAULT_WINDOW, allocate, miss_curve
 from flashllm.text_table import columns
-from flashllm.weight_cache.blocks import split_rounds
 from flashllm.weight_cache.layer_cache import LayerCache
 from flashllm.weight_cache.policies import Pinned, Policy, make_policy
+from flashllm.weight_cache.rounds import split_rounds
 
 TOKENS_MIN = 20
 HOT_SHARE = 0.5

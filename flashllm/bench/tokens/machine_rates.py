@@ -39,7 +39,7 @@ from flashllm.planning.cost_model import (
 from flashllm.system.memory_limit import available_bytes
 from flashllm.telemetry.costs import TokenCost
 from flashllm.telemetry.meter import Meter
-from flashllm.weight_cache.blocks import block_ends
+from flashllm.weight_cache.rounds import block_ends
 
 RUNS = 5
 PRODUCT_SECONDS = 0.3

@@ -135,12 +135,11 @@ def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenari
 
 def _spec(arguments: argparse.Namespace) -> ModelSpec:
     """The spec of that model, and nothing else of it."""
-    from flashllm.flash.store import Store
+    from flashllm.flash.model_files import ModelFiles
 
     if not _is_converted(arguments):
         return _described(arguments)
-    with Store(Path(arguments.model)) as store:
-        return store.spec
+    return ModelFiles(Path(arguments.model)).spec
 
 
 def _is_converted(arguments: argparse.Namespace) -> bool:

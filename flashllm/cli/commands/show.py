@@ -37,15 +37,14 @@ EXIT_BAD_DATA = ModelError.exit_code
 
 def show(arguments: argparse.Namespace) -> int:
     """Prints what a model is, where it lies, and what it needs; with `--plan`, how it would run."""
-    from flashllm.flash.store import Store
+    from flashllm.flash.model_files import ModelFiles
     from flashllm.library.library import usual_library
     from flashllm.library.scan import examine
     from flashllm.planning.model_info import describe
     from flashllm.tokenizer.tokenizer import load_tokenizer
 
     directory = open_model.model_directory(arguments.model)
-    with Store(directory) as store:
-        described = describe(store, load_tokenizer(store.directory) is not None)
+    described = describe(ModelFiles(directory), load_tokenizer(directory) is not None)
     found = examine(directory, usual_library(arguments.settings).conditions())
     plan: Plan | None = None
     if arguments.plan:

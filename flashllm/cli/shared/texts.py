@@ -15,13 +15,12 @@ def read_id_passages(
     `directory` is that of the model whose tokenizer reads it; passages have at most `longest`
     tokens, and what the model allows. Errors: those of `eval --text`.
     """
-    from flashllm.flash.store import Store
+    from flashllm.flash.model_files import ModelFiles
     from flashllm.predictors.calibration_texts import ContextLimits
     from flashllm.predictors.evaluation.texts import TextSettings, read_passages
     from flashllm.tokenizer.tokenizer import load_tokenizer
 
-    with Store(directory) as store:
-        spec = store.spec
+    spec = ModelFiles(directory).spec
     positions = min(spec.max_positions, longest or spec.max_positions)
     limits = ContextLimits(spec.vocab_size, positions, tokens, spec.bos_id)
     settings = TextSettings(tokens=tokens, all_tokens=True)

@@ -18,8 +18,10 @@ def _crc_table() -> NDArray[np.uint32]:
 _CRC_TABLE = _crc_table()
 
 
-def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
+def crc32c(data: NDArray[np.uint8] | bytes, value: int = 0) -> int:
     """CRC-32C of the bytes, continuing from `value`."""
+    if isinstance(data, bytes):
+        data = np.frombuffer(data, np.uint8)
     require_array("data", data, np.uint8)
     table = _CRC_TABLE.tolist()
     state = value ^ 0xFFFFFFFF
