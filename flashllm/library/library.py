@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashllm.errors import CannotCreate, FlashllmError
+from flashllm.flash.demo_places import demo_directory, demo_source
 from flashllm.flash.manifest import read_manifest
 from flashllm.library import hf_cache
 from flashllm.library.conversion_options import ConvertOptions
@@ -148,13 +149,13 @@ def usual_library(
 
 def _demo(name: str) -> Path | FoundModel:
     """Where a demo is, or a line about it where it is yet to be made."""
-    from flashllm.convert import demo_directory, demo_source, describe
-
     try:
         directory, source = demo_directory(name), demo_source(name)
         with contextlib.suppress(FlashllmError):  # one that is broken is made anew
             read_manifest(directory)
             return Path(directory)
+        from flashllm.convert import describe
+
         spec = describe(source)
     except (FlashllmError, OSError) as problem:
         where = Path(name)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError, UsageError
+from flashllm.flash.demo_places import demo_directory
 from flashllm.flash.manifest import read_manifest
 from flashllm.flash.model_files import ModelFiles
 from flashllm.hardware.staleness import profile_for
@@ -53,8 +54,6 @@ def can_chat(directory: Path) -> bool:
 
 def _demo_if_made(name: str) -> Path | None:
     """A demo's directory; None while it is yet to be made, which opening does."""
-    from flashllm.convert import demo_directory
-
     with contextlib.suppress(FlashllmError, OSError):
         directory = Path(demo_directory(name))
         read_manifest(directory)

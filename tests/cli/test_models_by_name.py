@@ -188,7 +188,7 @@ def test_a_demo_is_removed_and_made_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     copy = tmp_path / f"{name}-0123456789abcdef"
-    monkeypatch.setattr("flashllm.convert.demo_directory", {name: copy}.get)
+    monkeypatch.setattr("flashllm.flash.demo_places.demo_directory", {name: copy}.get)
     assert main(["rm", name, "--yes"]) == 66
     assert f"{name}: is not there yet; it is made when it is opened" in capsys.readouterr().err
     for text in (name, str(copy)):

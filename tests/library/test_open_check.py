@@ -88,8 +88,10 @@ def test_the_demo_is_looked_at_once_it_is_made(
     demo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small = ModelOptions(memory=210 * MIB)
-    monkeypatch.setattr("flashllm.convert.demo_directory", lambda _: tmp_path / "not made yet")
+    monkeypatch.setattr(
+        "flashllm.library.open_check.demo_directory", lambda _: tmp_path / "not made yet"
+    )
     check_openable(ModelChoice(), small, INTERPRETER)
-    monkeypatch.setattr("flashllm.convert.demo_directory", lambda _: demo)
+    monkeypatch.setattr("flashllm.library.open_check.demo_directory", lambda _: demo)
     with pytest.raises(MemoryCeilingTooSmall):
         check_openable(ModelChoice(), small, INTERPRETER)

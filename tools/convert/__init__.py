@@ -8,9 +8,10 @@ families and of Hugging Face.
 
 from __future__ import annotations
 
+from flashllm.flash.demo_places import demo_directory, demo_source
 from flashllm.progress import Progress, ProgressKind, progress_for
 
-from .demo import demo_directory, demo_model, demo_source
+from .demo import demo_model
 from .families.description import describe
 from .output.destination import check_destination, check_space
 from .output.reorder import reorder

@@ -229,7 +229,7 @@ def _rates(arguments: Any, way: Any, progress: Progress, remarks: list[str]) -> 
 
 def _converted_demo() -> Path | None:
     """The demo where it is converted already: in the background nothing but the profile is made."""
-    from flashllm.convert import demo_directory
+    from flashllm.flash.demo_places import demo_directory
     from flashllm.flash.manifest import read_manifest
 
     with contextlib.suppress(FlashllmError):

@@ -42,7 +42,7 @@ def rm(arguments: argparse.Namespace) -> int:
 
 def _demo_directory(name: str) -> Path:
     """Where a converted demo is; `ModelNotFound` where it is not made yet."""
-    from flashllm.convert import demo_directory
+    from flashllm.flash.demo_places import demo_directory
 
     directory = Path(demo_directory(name))
     if not directory.exists():
