@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the terminal application asks for no arrays until there is a map
+if TYPE_CHECKING:  # arrays are the engine's: the terminal application does without them
     import numpy as np
     from numpy.typing import NDArray
 
-    Shares = NDArray[np.uint8]
     Mask = NDArray[np.bool_]
 
+Shares = tuple[bytes, ...]
+"""A byte for each block of each layer; 255 is all of its neurons."""
 ABSENT, RESIDENT, HIT, LOADED = range(4)
 """States of a block, from common to rare. A block is resident if at least half of it is; it is hit
 or loaded if no less of it was than of the mean block. So few neurons stay visible, and many show
@@ -24,16 +25,12 @@ WHOLE, HALF = 255, 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronMap:
-    """A picture of all layers between two tokens; arrays are uint8 [layers, blocks]."""
+    """A picture of all layers between two tokens."""
 
-    layers: int
-    blocks: int
     neurons: int
     """Neurons of a layer; a block covers about `neurons // blocks` of them."""
-    states: Shares
-    """ABSENT, RESIDENT, HIT or LOADED: the last one that is true of the block."""
     resident: Shares
-    """Share of a block's neurons that are in DRAM; 255 is all of them."""
+    """Share of a block's neurons that are in DRAM."""
     hit: Shares
     """Likewise, neurons that the last token used and found in DRAM."""
     loaded: Shares
@@ -56,12 +53,36 @@ class NeuronMap:
         neurons = len(marks[0][0])
         blocks = min(neurons, blocks_most)
         resident, hit, loaded = (
-            np.stack([_shares(layer[kind], blocks) for layer in marks]) for kind in range(3)
+            tuple(_shares(layer[kind], blocks) for layer in marks) for kind in range(3)
         )
         counts = [sum(int(np.count_nonzero(layer[kind])) for layer in marks) for kind in range(3)]
         whole = neurons * len(marks)
         totals = (counts[0] / whole, counts[1] / whole, counts[2] / whole)
-        return cls._of_shares(neurons, totals, resident, hit, loaded, noun)
+        return cls(neurons, resident, hit, loaded, totals, noun)
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self.resident)
+
+    @property
+    def blocks(self) -> int:
+        """Those of a layer."""
+        return len(self.resident[0])
+
+    def states(self) -> Shares:
+        """ABSENT, RESIDENT, HIT or LOADED for each block: the last one that is true of it."""
+        least_hit, least_loaded = _least_shown(self.hit), _least_shown(self.loaded)
+
+        def state(resident: int, hit: int, loaded: int) -> int:
+            if loaded >= least_loaded:
+                return LOADED
+            if hit >= least_hit:
+                return HIT
+            return RESIDENT if resident >= HALF else ABSENT
+
+        layers = zip(self.resident, self.hit, self.loaded, strict=True)
+        return tuple(bytes(map(state, *layer)) for layer in layers)
 
     def reduced(self, rows_most: int, columns_most: int) -> NeuronMap:
         """The map reduced to at most that many layers and blocks, by merging neighbours."""
@@ -69,44 +90,43 @@ class NeuronMap:
         if (rows, columns) == (self.layers, self.blocks):
             return self
         resident, hit, loaded = (
-            _means(_means(shares, rows, 0), columns, 1)
+            _merged_blocks(_merged_layers(shares, rows), columns)
             for shares in (self.resident, self.hit, self.loaded)
         )
-        return self._of_shares(self.neurons, self.totals, resident, hit, loaded, self.noun)
-
-    @classmethod
-    def _of_shares(
-        cls,
-        neurons: int,
-        totals: tuple[float, float, float],
-        resident: Shares,
-        hit: Shares,
-        loaded: Shares,
-        noun: str,
-    ) -> NeuronMap:
-        import numpy as np
-
-        states = np.where(resident >= HALF, RESIDENT, ABSENT).astype(np.uint8)
-        states[(hit > 0) & (hit >= hit.mean())] = HIT
-        states[(loaded > 0) & (loaded >= loaded.mean())] = LOADED
-        layers, blocks = states.shape
-        return cls(layers, blocks, neurons, states, resident, hit, loaded, totals, noun)
+        return NeuronMap(self.neurons, resident, hit, loaded, self.totals, self.noun)
 
 
-def _shares(mask: Mask, blocks: int) -> Shares:
+def _shares(mask: Mask, blocks: int) -> bytes:
     """The marked share of each block; a single neuron is never rounded to 0."""
     import numpy as np
 
     edges = np.linspace(0, len(mask), blocks + 1).astype(np.intp)
     counts = np.add.reduceat(mask.astype(np.int32), edges[:-1])
-    return np.ceil(counts * WHOLE / np.diff(edges)).astype(np.uint8)
+    return np.ceil(counts * WHOLE / np.diff(edges)).astype(np.uint8).tobytes()
 
 
-def _means(shares: Shares, count: int, axis: int) -> Shares:
-    """Means of `count` groups of neighbours along an axis; small values are never rounded to 0."""
-    import numpy as np
+def _least_shown(shares: Shares) -> float:
+    """From where on a block stands out: the mean of all, and more than nothing."""
+    return max(sum(map(sum, shares)) / (len(shares) * len(shares[0])), 1)
 
-    edges = np.linspace(0, shares.shape[axis], count + 1).astype(np.intp)
-    sums = np.add.reduceat(shares.astype(np.int32), edges[:-1], axis=axis)
-    sizes = np.diff(edges).reshape((-1, 1) if axis == 0 else (1, -1))
-    return np.ceil(sums / sizes).astype(np.uint8)
+
+def _merged_layers(shares: Shares, count: int) -> Shares:
+    """Means of `count` groups of neighbours."""
+    groups = (shares[begin:end] for begin, end in _groups(len(shares), count))
+    return tuple(bytes(map(_mean, zip(*group, strict=True))) for group in groups)
+
+
+def _merged_blocks(shares: Shares, count: int) -> Shares:
+    """The same in each layer."""
+    groups = list(_groups(len(shares[0]), count))
+    return tuple(bytes(_mean(layer[begin:end]) for begin, end in groups) for layer in shares)
+
+
+def _mean(values: Sequence[int]) -> int:
+    """Small values are never rounded to 0."""
+    return -(-sum(values) // len(values))
+
+
+def _groups(size: int, count: int) -> Iterator[tuple[int, int]]:
+    """Where `count` groups of neighbours begin and end."""
+    return ((size * at // count, size * (at + 1) // count) for at in range(count))

@@ -238,7 +238,7 @@ def test_what_the_engine_says_can_be_sent_to_another_process() -> None:
     rates = DeviceRates.of(law(100e-6, 2e9), info(), plan(), direct=True)
     assert pickle.loads(pickle.dumps(rates)) == rates
     found = NeuronMap.of([(np.ones(4, dtype=np.bool_),) * 3])
-    assert pickle.loads(pickle.dumps(found)).states.tolist() == found.states.tolist()
+    assert pickle.loads(pickle.dumps(found)).states() == found.states()
 
 
 def test_tokens_of_which_nothing_was_measured_have_no_shares() -> None:

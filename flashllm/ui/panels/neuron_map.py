@@ -72,7 +72,7 @@ def picture(found: NeuronMap, width: int, height: int) -> list[Content]:
     label = len(str(found.layers - 1)) + 1
     small = found.reduced(height, 2 * max(width - label, 1))
     lines = []
-    for row, states in enumerate(small.states.tolist()):
+    for row, states in enumerate(small.states()):
         first = row * found.layers // small.layers
         cells = _characters(states)
         lines.append(Content.assemble((f"{first:<{label}}", _LABEL_COLOR), *cells))
@@ -92,7 +92,7 @@ def legend(found: NeuronMap) -> Content:
     return Content(" ").join([*parts, size])
 
 
-def _characters(states: list[int]) -> list[tuple[str, str]]:
+def _characters(states: bytes) -> list[tuple[str, str]]:
     """Two blocks a character, neighbours of one colour put together."""
     pairs = list(zip(states[::2], [*states[1::2], 0], strict=False))
     text = [chr(_BRAILLE | _LEFT[left] | _RIGHT[right]) for left, right in pairs]
