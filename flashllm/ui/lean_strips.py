@@ -8,6 +8,7 @@ lengthened once. The other two are asked for what they were asked for last.
 
 from __future__ import annotations
 
+from inspect import getattr_static
 from typing import Any, Final
 
 from textual.strip import Strip
@@ -54,18 +55,47 @@ class _LastAnswer:
 
 
 _FORGETFUL: Final = _Forgetful()
-_make_strip = Strip.__init__
 
 
-def _make_lean(self: Strip, *arguments: Any, **named: Any) -> None:
-    _make_strip(self, *arguments, **named)
-    for name in RARELY_ASKED:
-        setattr(self, name, _FORGETFUL)
-    for name in OFTEN_ASKED:
-        setattr(self, name, _LastAnswer())
+class _SharedCache:
+    """A cache's place in all lines: it is the forgetful one, and Textual's own goes."""
+
+    def __get__(self, strip: object, of: type | None = None) -> _Forgetful:
+        return _FORGETFUL
+
+    def __set__(self, strip: object, value: object) -> None:
+        pass
+
+
+class _LateCache:
+    """A cache's place in a line: an answer is kept from the first question on, and not before.
+
+    Most lines are pieces of others, and are never asked.
+    """
+
+    def __init__(self, place: Any) -> None:
+        """`place` is where Textual keeps the cache of a line."""
+        self.place = place
+
+    def __get__(self, strip: object, of: type | None = None) -> _LastAnswer:
+        try:
+            found: _LastAnswer = self.place.__get__(strip, of)
+        except AttributeError:
+            found = _LastAnswer()
+            self.place.__set__(strip, found)
+        return found
+
+    def __set__(self, strip: object, value: object) -> None:
+        pass
 
 
 def make_strips_lean() -> None:
     """From now on; nothing is changed where Textual's lines have other caches than these."""
-    if {*RARELY_ASKED, *OFTEN_ASKED} <= set(Strip.__slots__):
-        Strip.__init__ = _make_lean  # type: ignore[method-assign]
+    if not {*RARELY_ASKED, *OFTEN_ASKED} <= set(Strip.__slots__):
+        return
+    if any(isinstance(getattr_static(Strip, name), _LateCache) for name in OFTEN_ASKED):
+        return
+    for name in RARELY_ASKED:
+        setattr(Strip, name, _SharedCache())
+    for name in OFTEN_ASKED:
+        setattr(Strip, name, _LateCache(getattr_static(Strip, name)))

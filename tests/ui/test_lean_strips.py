@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from inspect import getattr_static
+
 import pytest
 from rich.segment import Segment
 from rich.style import Style
@@ -9,10 +12,22 @@ from textual.strip import Strip
 
 from flashllm.ui import lean_strips
 
+CACHES = (*lean_strips.RARELY_ASKED, *lean_strips.OFTEN_ASKED)
+
 
 @pytest.fixture
-def lean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Strip, "__init__", Strip.__init__)  # as it was, afterwards
+def usual() -> Iterator[None]:
+    """Textual's own caches, whatever an application made of them before."""
+    found = {name: getattr_static(Strip, name) for name in CACHES}
+    for name in CACHES:
+        setattr(Strip, name, getattr(found[name], "place", found[name]))
+    yield
+    for name in CACHES:
+        setattr(Strip, name, found[name])
+
+
+@pytest.fixture
+def lean(usual: None) -> None:
     lean_strips.make_strips_lean()
 
 
@@ -37,8 +52,8 @@ def shapes(line: Strip) -> list[Strip]:
     ]
 
 
-def test_lines_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Strip, "__init__", lean_strips._make_strip)
+@pytest.mark.usefixtures("usual")
+def test_lines_are_what_they_were() -> None:
     expected = [list(made) for made in shapes(strip())]
     lean_strips.make_strips_lean()
     line = strip()
@@ -53,6 +68,23 @@ def test_lines_share_what_is_empty() -> None:
     caches = {id(getattr(one, name)) for one in (line, other) for name in lean_strips.RARELY_ASKED}
     assert len(caches) == 1
     assert line._filter_cache is not other._filter_cache
+    assert line._filter_cache is line._filter_cache
+
+
+@pytest.mark.usefixtures("lean")
+def test_a_line_that_is_not_asked_has_no_cache_of_its_own() -> None:
+    line = strip()
+    assert not [name for name in CACHES if has_own(line, name)]
+    line.divide([3, 6])
+    assert [name for name in CACHES if has_own(line, name)] == ["_divide_cache"]
+
+
+def has_own(line: Strip, name: str) -> bool:
+    place = getattr(getattr_static(Strip, name), "place", None)
+    try:
+        return place is not None and place.__get__(line, Strip) is not None
+    except AttributeError:
+        return False
 
 
 @pytest.mark.usefixtures("lean")
@@ -67,9 +99,16 @@ def test_the_last_answer_is_remembered_and_no_other() -> None:
     assert [list(part) for part in again] == [list(part) for part in first]
 
 
+@pytest.mark.usefixtures("usual")
 def test_lines_with_other_caches_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Strip.__init__
+    before = [getattr_static(Strip, name) for name in CACHES]
     monkeypatch.setattr(lean_strips, "RARELY_ASKED", ("_fold_cache",))
-    monkeypatch.setattr(Strip, "__init__", made)
     lean_strips.make_strips_lean()
-    assert Strip.__init__ is made
+    assert [getattr_static(Strip, name) for name in CACHES] == before
+
+
+@pytest.mark.usefixtures("lean")
+def test_lines_are_made_lean_once() -> None:
+    before = [getattr_static(Strip, name) for name in CACHES]
+    lean_strips.make_strips_lean()
+    assert [getattr_static(Strip, name) for name in CACHES] == before
