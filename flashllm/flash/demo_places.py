@@ -14,7 +14,7 @@ from flashllm.flash.manifest import LAYOUT_VERSION
 from flashllm.system.demos import DEMO_NAME, demo_checkpoint
 from flashllm.system.paths import cache_dir
 
-_HASHED_BYTES = 1 << 20
+_HASHED_BYTES = 64 << 10
 """At once: the chat asks for the hash whenever it looks for models, within its ceiling."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from textual.app import ComposeResult
 
 from flashllm.ui.widgets.footer import KeyFooter
 
@@ -19,13 +18,10 @@ def footer() -> None:
 def no_footer(request: pytest.FixtureRequest) -> Iterator[None]:
     """The line of keys is empty where `footer` is not asked for.
 
-    It is made anew whenever other keys work than before: much of what a test computes.
+    It is looked at whenever other keys work than before: much of what a test computes.
     """
-
-    def nothing(_footer: KeyFooter) -> ComposeResult:
-        return ()
 
     with pytest.MonkeyPatch.context() as patch:
         if "footer" not in request.fixturenames:
-            patch.setattr(KeyFooter, "compose", nothing)
+            patch.setattr(KeyFooter, "renew", lambda _footer: None)
         yield

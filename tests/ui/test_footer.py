@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from textual.widgets._footer import FooterKey
 
 from flashllm.ui.app import ChatApp
+from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.commands.bindings import FOOTER_ORDER, PLACES
+from flashllm.ui.screens.help import HelpScreen
 from flashllm.ui.screens.models import ModelPicker
+from flashllm.ui.widgets.footer import KeyFooter
 from tests.support.chat_pilot import ask, make_app, ready, screen_text
 from tests.support.fake_engine import FakeModel
 from tests.support.fake_library import FakeLibrary
@@ -17,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("footer")
 
 
 def keys(app: ChatApp) -> list[str]:
-    return [f"{key.key_display} {key.description}" for key in app.screen.query(FooterKey)]
+    line = app.screen.query(KeyFooter).first()
+    return [f"{key} {binding.description}" for binding, key, _, _ in line.shown]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,33 @@ async def test_escape_says_what_it_would_do() -> None:
         await until(pilot, lambda: "esc Close" in keys(app))
         await pilot.press("escape", "backspace", "tab", "up", "e")
         await until(pilot, lambda: "esc End edit" in keys(app))
+
+
+async def test_a_click_presses_the_key() -> None:
+    async with make_app(FakeModel(["x"])).run_test(size=(80, 24)) as pilot:
+        app = await ready(pilot)
+        line = app.screen.query_one(KeyFooter)
+        await until(pilot, lambda: len(keys(app)) == 8)
+        await pilot.hover(line, (len("⏎ Send "), 0))
+        assert line._under_mouse is line.shown[1]
+        await pilot.click(line, (len("⏎ Send"), 0))  # between two
+        assert isinstance(app.screen, ChatScreen)
+        await pilot.click(line, (len("⏎ Send "), 0))
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+
+
+async def test_a_click_on_a_key_that_is_not_possible_rings() -> None:
+    rung = []
+    async with make_app(FakeModel(["x"])).run_test(size=(80, 24)) as pilot:
+        app = await ready(pilot)
+        line = app.screen.query_one(KeyFooter)
+        await until(pilot, lambda: len(keys(app)) == 8)
+        binding, key, _, tooltip = line.shown[1]
+        line.shown = [(binding, key, False, tooltip)]
+        app.bell = lambda: rung.append(1)  # type: ignore[method-assign]
+        await pilot.click(line, (0, 0))
+        assert rung == [1]
+        assert isinstance(app.screen, ChatScreen)
 
 
 def test_the_order_names_keys_that_there_are() -> None:

@@ -7,7 +7,6 @@ from typing import ClassVar
 import pytest
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widget import Widget
 from textual.widgets import Footer, TextArea
 
 from flashllm.errors import ConfigError
@@ -22,7 +21,7 @@ from flashllm.ui.commands.keys import (
     with_keys,
 )
 from flashllm.ui.screens.help import key_section
-from flashllm.ui.widgets.footer import KeyFooter
+from flashllm.ui.widgets.footer import KeyFooter, Shown
 from tests.support.screens import until
 
 PLACE = "/home/u/.config/flashllm/config.toml:3"
@@ -179,8 +178,8 @@ async def test_the_texts_own_keys_give_way_to_changed_ones() -> None:
 class Counted(KeyFooter):
     asked = 0
 
-    async def recompose(self) -> None:
-        await super().recompose()
+    def renew(self) -> None:
+        super().renew()
         self.asked += 1
 
 
@@ -197,21 +196,21 @@ class Working(App[None]):
 
 
 @pytest.mark.usefixtures("footer")
-async def test_the_line_of_keys_is_made_anew_only_where_it_would_differ() -> None:
+async def test_the_line_of_keys_is_drawn_anew_only_where_it_would_differ() -> None:
     app = Working()
     async with app.run_test() as pilot:
         line = app.query_one(Counted)
         await until(pilot, lambda: line.asked > 0)
 
-        async def keys_where(works: bool) -> list[Widget]:
+        async def drawn_where(works: bool) -> list[Shown]:
             asked, app.works = line.asked, works
             app.refresh_bindings()
             await until(pilot, lambda: line.asked > asked)
-            return list(line.query("FooterKey"))
+            return line.shown
 
-        before = await keys_where(works=False)
-        assert [key.has_class("-disabled") for key in before] == [True]
-        assert await keys_where(works=False) == before
-        working = await keys_where(works=True)
-        assert [key.has_class("-disabled") for key in working] == [False]
-        assert await keys_where(works=True) == working
+        before = await drawn_where(works=False)
+        assert [enabled for _, _, enabled, _ in before] == [False]
+        assert await drawn_where(works=False) is before
+        working = await drawn_where(works=True)
+        assert [enabled for _, _, enabled, _ in working] == [True]
+        assert await drawn_where(works=True) is working
