@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashllm.errors import CannotCreate, FlashllmError
-from flashllm.flash.demo_places import demo_directory, demo_source
+from flashllm.flash.demo_places import demo_directory
 from flashllm.flash.manifest import read_manifest
 from flashllm.library import hf_cache
 from flashllm.library.conversion_options import ConvertOptions
 from flashllm.library.conversion_preview import Preview, preview
-from flashllm.library.formatting import clean, format_error, format_shape
+from flashllm.library.formatting import format_error
 from flashllm.library.hf_cache import CACHED_PREFIX
 from flashllm.library.hub_names import gguf_stem
 from flashllm.library.models import Checkpoint, FoundModel
@@ -23,9 +23,15 @@ from flashllm.library.runtime_memory import interpreter_bytes, kept_bytes
 from flashllm.library.scan import Conditions, examine, find_models
 from flashllm.planning.plan import Plan
 from flashllm.settings.resolve import Settings
-from flashllm.system.demos import DEMO_NAMES
+from flashllm.system.demos import DEMO_NAME, DEMO_NAMES, EXPERTS_DEMO_NAME
 from flashllm.system.paths import models_dir
 
+DEMO_FEATURES = {
+    DEMO_NAME: ("5 layers of 1536 neurons, relu", "f16"),
+    EXPERTS_DEMO_NAME: ("4 layers of 16 experts, 2 a token, silu", "f16"),
+}
+"""Shape and encoding of those that come with the package, as the converter describes them: it would
+load ten megabytes and more for these words, which stay."""
 NAMES_MAX = 100
 """Names that are tried for a model whose own is taken."""
 
@@ -150,16 +156,16 @@ def usual_library(
 def _demo(name: str) -> Path | FoundModel:
     """Where a demo is, or a line about it where it is yet to be made."""
     try:
-        directory, source = demo_directory(name), demo_source(name)
+        directory = demo_directory(name)
         with contextlib.suppress(FlashllmError):  # one that is broken is made anew
             read_manifest(directory)
             return Path(directory)
-        from flashllm.convert import describe
-
-        spec = describe(source)
     except (FlashllmError, OSError) as problem:
         where = Path(name)
         words = format_error(problem, where)
         return FoundModel(where, name, problem=words, is_demo=True)
-    line = FoundModel(directory, name, format_shape(spec), is_demo=True)
-    return replace(line, encoding=clean(spec.dtype), remarks=("made when it is opened",))
+    features, encoding = DEMO_FEATURES[name]
+    remarks = ("made when it is opened",)
+    return FoundModel(
+        directory, name, features=features, encoding=encoding, remarks=remarks, is_demo=True
+    )

@@ -121,7 +121,7 @@ def test_the_first_frame_waits_for_no_arrays() -> None:
 @pytest.mark.parametrize(
     "module",
     ["engine.process.client", "planning.plan", "planning.advisor", "library.scan",
-     "library.open_check", "library.conversion_summary", "ui.screens.models"],
+     "library.open_check", "library.conversion_summary", "library.library", "ui.screens.models"],
 )  # fmt: skip
 def test_who_only_looks_at_models_needs_no_arrays(module: str) -> None:
     """They are ten megabytes and more of the application, of which slots are made otherwise."""

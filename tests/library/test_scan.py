@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashllm.convert import demo_directory
+from flashllm.convert import demo_directory, demo_source, describe
 
 from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.flash.manifest import manifest_hash_line
 from flashllm.hardware import machine_profile
 from flashllm.hardware.device import describe_device, machine_name
 from flashllm.library import runtime_memory as interpreter
-from flashllm.library.formatting import figures
-from flashllm.library.library import Library
+from flashllm.library.formatting import figures, format_shape
+from flashllm.library.library import DEMO_FEATURES, Library
 from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.library.scan import Conditions, find_models
 from flashllm.options import ModelOptions
@@ -262,6 +262,12 @@ def test_the_demo_comes_first_and_models_again_once_memory_is_known(
     # What was measured is kept: the second time nothing comes twice.
     monkeypatch.setattr(interpreter, "_measure", lambda: pytest.fail("measured again"))
     assert [model.path for model in library.scan()] == [*(demo.path for demo in demos), again.path]
+
+
+@pytest.mark.parametrize("name", DEMO_NAMES)
+def test_a_demo_is_what_is_said_of_it_before_it_is_made(name: str) -> None:
+    spec = describe(demo_source(name))
+    assert DEMO_FEATURES[name] == (format_shape(spec), spec.dtype)
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
