@@ -56,7 +56,6 @@ class ChatTerminal:
         rows: int = 30,
     ) -> None:
         self._ours, theirs = pty.openpty()
-        self.size = columns, rows
         self.resize(columns, rows)
         self.attributes_at_start = self.attributes()
         self.started = time.monotonic()
@@ -90,7 +89,6 @@ class ChatTerminal:
 
     def resize(self, columns: int, rows: int) -> None:
         """Gives the terminal another size, of which the kernel tells the process."""
-        self.size = columns, rows
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def attributes(self) -> list[Any]:

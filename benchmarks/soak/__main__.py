@@ -2,12 +2,12 @@
 
 A real chat with its real engine, on a pseudo-terminal, in a home that has been used for months. It
 begins with what takes most: the largest screen full of turns, with panels and each page, and a full
-context. Then by a seed it is asked,
-stopped, continued, given other conversations, pages and sizes; it is stopped by signals, its engine
-is paused, and in the first third of the time killed, so that the last one has a life to grow in,
-which begins with a full context too. Memory, descriptors and threads of all processes are looked at
-four times a second, and are lines of JSON in the log, as is every action. The exit code is 1 where
-a limit does not hold:
+context; in its beginning the screen stays the largest. By a seed it is asked, stopped, continued,
+given other conversations, pages and sizes; it is stopped by signals, its engine is paused, and in
+the first third of the time killed, so that the last one has a life to grow in, which begins with a
+full context too. Memory, descriptors and threads of all processes are looked at four times a
+second, and are lines of JSON in the log, as is every action. The exit code is 1 where a limit does
+not hold:
 
 - memory of all processes together stays below the ceiling (--memory);
 - after the beginning of a process (a sixth of the time, ten minutes at most) the median of its
@@ -40,7 +40,7 @@ from benchmarks.results import markdown
 from benchmarks.soak.actions import CTRL_Q, MOST, User
 from benchmarks.soak.home import furnish
 from benchmarks.soak.processes import Watch
-from benchmarks.soak.verdict import LOSING_SHARE, Finding, judge
+from benchmarks.soak.verdict import LOSING_SHARE, Finding, beginning_seconds, judge
 from flashllm.bench.header import run_header
 from flashllm.cli.shared.flags import argument
 from flashllm.errors import FlashllmError, ReadFailed
@@ -81,6 +81,7 @@ def _use(user: User, watch: Watch, seconds: float) -> None:
     watch.write({"kind": "action", "seconds": round(watch.seconds, 2), "action": MOST})
     user.reach_most()
     while watch.seconds < seconds:
+        user.keeps_largest = watch.seconds < beginning_seconds(seconds)
         action = user.choose(spares_engine=watch.seconds > LOSING_SHARE * seconds)
         watch.write({"kind": "action", "seconds": round(watch.seconds, 2), "action": action})
         user.do(action)

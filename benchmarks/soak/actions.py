@@ -49,6 +49,8 @@ class User:
 
     def __init__(self, terminal: ChatTerminal, seed: int) -> None:
         self.counts: Counter[str] = Counter()
+        self.keeps_largest = True
+        """Whether another size of the screen is the largest, as it is in the beginning."""
         self._terminal = terminal
         self._random = random.Random(seed)
         self._actions: dict[str, tuple[int, Callable[[], None]]] = {
@@ -88,14 +90,14 @@ class User:
         self._settle()
 
     def reach_most(self) -> None:
-        """What takes most memory, once: what grows afterwards grows by more than being used.
+        """What takes most memory: what grows afterwards grows by more than being used.
 
         A conversation that fills the largest screen, panels beside it and each page over it, the
         same one opened from another, and a context that is full: by chance the first came after
-        half an hour, panels below a page after 17 minutes, and the last one after fifty.
+        half an hour, panels below a page after 17 minutes, and the last one after fifty. The screen
+        stays that large, so that what chance puts together in the beginning is seen there too.
         """
-        size = self._terminal.size
-        self._terminal.resize(COLUMNS[1], ROWS[1])
+        self._resize()
         self._new()
         for _ in range(FULL_TURNS):
             self._ask()
@@ -110,8 +112,6 @@ class User:
         self._fill_context()
         self._toggle_panels()
         self._new()
-        self._terminal.resize(*size)
-        self._settle(0.4)
 
     # Actions
 
@@ -180,7 +180,8 @@ class User:
         self._clear()
 
     def _resize(self) -> None:
-        self._terminal.resize(self._random.randint(*COLUMNS), self._random.randint(*ROWS))
+        size = self._random.randint(*COLUMNS), self._random.randint(*ROWS)
+        self._terminal.resize(*(COLUMNS[1], ROWS[1]) if self.keeps_largest else size)
         self._settle(0.4)
 
     def _pause_chat(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.soak import home, processes
-from benchmarks.soak.actions import KILL, User
+from benchmarks.soak.actions import COLUMNS, KILL, ROWS, User
 from benchmarks.soak.processes import APPLICATION, ENGINE, Look, ProcessUse, Watch, look_at
 from benchmarks.soak.verdict import beginning_seconds, judge
 from flashllm.conversations.store import SessionStore
@@ -119,6 +119,30 @@ def test_a_seed_says_what_is_done() -> None:
     assert chosen != [other.choose() for _ in range(500)]
     assert {"ask", KILL, "SIGSTOP to the chat"} <= set(chosen)
     assert KILL not in {first.choose(spares_engine=True) for _ in range(500)}
+
+
+def test_the_beginning_is_on_the_largest_screen() -> None:
+    class Screen:
+        def __init__(self) -> None:
+            self.sizes: list[tuple[int, int]] = []
+
+        def resize(self, *size: int) -> None:
+            self.sizes.append(cast("Any", size))
+
+        def read(self, seconds: float) -> None: ...
+
+        def forget(self) -> None: ...
+
+    screen = Screen()
+    user = User(cast("Any", screen), 3)
+    user.do("resize")
+    user.do("resize")
+    assert screen.sizes == 2 * [(COLUMNS[1], ROWS[1])]
+    user.keeps_largest = False
+    for _ in range(9):
+        user.do("resize")
+    assert len(set(screen.sizes[2:])) > 4
+    assert all(COLUMNS[0] <= columns <= COLUMNS[1] for columns, _ in screen.sizes)
 
 
 def test_a_process_is_looked_at_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
