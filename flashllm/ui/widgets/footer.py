@@ -23,7 +23,7 @@ class KeyFooter(Widget):
     `words_of` says what an action would do now, or nothing where its binding's words hold. A click
     presses the key. It looks as Textual's footer does, which has a widget for each key and makes
     all of them anew whenever the engine begins to do something else: half of what the application
-    computed while an answer began, and a fifth of what a page takes.
+    computed while an answer began, and up to a fifth of what a page takes.
     """
 
     ALLOW_SELECT = False
