@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from textual.theme import BUILTIN_THEMES
 
 from flashllm.errors import ConfigError, UsageError
+from flashllm.system.interned_names import settle_table_of_names
 from flashllm.ui.base_app import CLOSE_SECONDS
 from flashllm.ui.commands.bindings import PLACES
 from flashllm.ui.commands.keys import read_keymap
@@ -64,6 +65,7 @@ def check_settings(settings: Settings) -> dict[str, str]:
 def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None) -> int:
     """Runs the chat in the terminal, under the prompt if `inline`; returns the exit code."""
     threading.excepthook = _log_thread
+    settle_table_of_names()
     try:
         with _rarely_collecting_all():
             app.run(inline=inline, inline_no_clear=inline)
