@@ -159,7 +159,7 @@ def _demo(name: str) -> Path | FoundModel:
         directory = demo_directory(name)
         with contextlib.suppress(FlashllmError):  # one that is broken is made anew
             read_manifest(directory)
-            return Path(directory)
+            return directory
     except (FlashllmError, OSError) as problem:
         where = Path(name)
         words = format_error(problem, where)

@@ -55,7 +55,7 @@ def can_chat(directory: Path) -> bool:
 def _demo_if_made(name: str) -> Path | None:
     """A demo's directory; None while it is yet to be made, which opening does."""
     with contextlib.suppress(FlashllmError, OSError):
-        directory = Path(demo_directory(name))
+        directory = demo_directory(name)
         read_manifest(directory)
         return directory
     return None

@@ -233,7 +233,7 @@ def _converted_demo() -> Path | None:
     from flashllm.flash.manifest import read_manifest
 
     with contextlib.suppress(FlashllmError):
-        directory = Path(demo_directory())
+        directory = demo_directory()
         read_manifest(directory)
         return directory
     return None

@@ -44,7 +44,7 @@ def _demo_directory(name: str) -> Path:
     """Where a converted demo is; `ModelNotFound` where it is not made yet."""
     from flashllm.flash.demo_places import demo_directory
 
-    directory = Path(demo_directory(name))
+    directory = demo_directory(name)
     if not directory.exists():
         raise ModelNotFound(f"{name}: is not there yet; it is made when it is opened")
     return directory
