@@ -27,7 +27,7 @@ from flashllm.bench.header import machine
 from tests.support.hub_server import serving
 
 REPOSITORY = Path(__file__).parents[1]
-FIELD, READY, ONE_MODEL = "something; / for commands", "ready", "1 of 1 models"
+FIELD, READY, BOTH_DEMOS = "something; / for commands", "ready", "2 of 2 models"
 QUESTIONS = (
     "hi",
     "what is a lake?",
@@ -156,9 +156,9 @@ def chat_on_the_demo(newcomer: Newcomer, line: str = "make chat") -> None:
         times = [newcomer.ask(chat, question) for question in QUESTIONS]
         terminal.forget()
         shown = -terminal.type(F5)
-        shown += terminal.wait_for(ONE_MODEL)
+        shown += terminal.wait_for(BOTH_DEMOS)
         terminal.read(0.5)
-        models = terminal.last_words.replace("─", "").split(ONE_MODEL)[-1]
+        models = terminal.last_words.replace("─", "").split(BOTH_DEMOS)[-1]
         terminal.type(ESCAPE)
         terminal.read(0.5)
         terminal.type(CTRL_Q)
@@ -166,7 +166,7 @@ def chat_on_the_demo(newcomer: Newcomer, line: str = "make chat") -> None:
     for question, answer, whole in zip(QUESTIONS, newcomer.last_answers(), times, strict=True):
         newcomer.transcript.add(f"“{question}”", whole, answer)
     newcomer.transcript.add(
-        "F5, the list of models", shown, newcomer.without_paths(ONE_MODEL + models)
+        "F5, the list of models", shown, newcomer.without_paths(BOTH_DEMOS + models)
     )
 
 

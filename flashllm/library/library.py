@@ -57,13 +57,9 @@ class Library:
         Where the memory of a process has yet to be measured, which takes seconds, models come a
         second time, with what follows from it.
         """
-        demos = []
-        for name in DEMO_NAMES:
-            demo = _demo(name)
-            if isinstance(demo, FoundModel):
-                yield demo
-            else:
-                demos.append(demo)
+        demos = [_demo(name) for name in DEMO_NAMES]
+        made = [demo for demo in demos if isinstance(demo, Path)]
+        to_be_made = iter([demo for demo in demos if isinstance(demo, FoundModel)])
         directories = list(self.directories)
         if self.home is not None and os.path.isdir(self.home):
             directories.append(self.home)
@@ -71,10 +67,13 @@ class Library:
         models = (*self.models, *(Path(name) for name in self.used() if os.path.isabs(name)))
         conditions = self.conditions(kept=True)
         whole = []
-        for found in find_models(directories, models, conditions, demos=demos):
+        for found in find_models(directories, models, conditions, demos=made):
+            if not found.is_demo:
+                yield from to_be_made
             yield found
             if not found.problem:
                 whole.append(found)
+        yield from to_be_made
         if conditions.interpreter_bytes is None and whole:
             conditions = self.conditions()
             for found in whole:

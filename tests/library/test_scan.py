@@ -21,7 +21,7 @@ from flashllm.library.library import DEMO_FEATURES, Library
 from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.library.scan import Conditions, find_models
 from flashllm.options import ModelOptions
-from flashllm.system.demos import DEMO_NAMES
+from flashllm.system.demos import DEMO_NAMES, EXPERTS_DEMO_NAME
 from flashllm.units import MIB
 from tests.support.profiles import law
 
@@ -262,6 +262,18 @@ def test_the_demo_comes_first_and_models_again_once_memory_is_known(
     # What was measured is kept: the second time nothing comes twice.
     monkeypatch.setattr(interpreter, "_measure", lambda: pytest.fail("measured again"))
     assert [model.path for model in library.scan()] == [*(demo.path for demo in demos), again.path]
+
+
+def test_a_demo_that_was_made_stays_before_one_that_was_not(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(interpreter, "_measure", lambda: 300 * MIB)
+    shutil.copytree(models / "whole", demo_directory(), dirs_exist_ok=True)
+    made, to_be_made, *others = Library(home=models).scan()
+    assert (made.path, made.is_demo) == (demo_directory(), True)
+    assert (to_be_made.name, to_be_made.is_demo) == (EXPERTS_DEMO_NAME, True)
+    assert not any(found.is_demo for found in others if found.path != made.path)
 
 
 @pytest.mark.parametrize("name", DEMO_NAMES)
