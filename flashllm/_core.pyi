@@ -602,6 +602,15 @@ def keys_above(
     Sorted, they begin with what exceeds its limit the most, and with the first of equals.
     """
 
+def true_columns(
+    mask: NDArray[np.bool_], columns: NDArray[np.int32], ends: NDArray[np.int32]
+) -> int:
+    """Write the columns of what is true in `mask` [rows, n] to the front of `columns`, by row.
+
+    `ends` [rows] gets where each row's end there. Returns how many. Rows of the mask may lie apart.
+    ValueError where `columns` has no room for them.
+    """
+
 def stream_read_ns(buffer: Buffer, threads: int) -> int:
     """Nanoseconds to read the buffer once, each thread a part of it: the best of a few passes."""
 

@@ -34,6 +34,7 @@ __all__ = [
     "row_bytes",
     "row_read_ns",
     "stream_read_ns",
+    "true_columns",
 ]
 
 _KERNEL_THREADS_MAX = 1024
@@ -84,6 +85,7 @@ if TYPE_CHECKING or not FALLBACK:
         row_bytes,
         row_read_ns,
         stream_read_ns,
+        true_columns,
     )
 else:
     from flashllm.core.numpy_twin.bundle_checks import ChecksumError
@@ -98,7 +100,7 @@ else:
     from flashllm.core.numpy_twin.reader import Buffer, Reader
     from flashllm.core.numpy_twin.routing import expert_weights
     from flashllm.core.numpy_twin.rows import row_bytes
-    from flashllm.core.numpy_twin.selection import ids_above, keys_above
+    from flashllm.core.numpy_twin.selection import ids_above, keys_above, true_columns
     from flashllm.core.numpy_twin.slots import SlotTable
     from flashllm.core.numpy_twin.token_rows import gate_rows
 

@@ -21,7 +21,8 @@ from flashllm import core
 from flashllm.core.device_memory import DeviceMemory
 from flashllm.kv_cache.layout import kv_row_bytes
 from flashllm.kv_cache.protocol import ChooseByScores, KeysValues, SeesEverything
-from flashllm.kv_cache.rows import RowWriter
+from flashllm.kv_cache.rows import RowWriter, in_order
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
@@ -91,9 +92,9 @@ class KvCache(SeesEverything):
     ) -> Tensor:
         """Attention of tokens that were just appended: [tokens, heads, head_dim] to the same."""
         tokens, end = query.shape[0], self.length + query.shape[0]
-        out = torch.empty(query.shape)
+        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
         keys, values = self._layers[layer]
-        queries, result = query.contiguous().view(-1).numpy(), out.view(-1).numpy()
+        queries, result = in_order(query), out.view(-1).numpy()
         cache = keys, values, self.dtype, self._columns, self._heads
         rest = scale, result, None if sinks is None else sinks.numpy()
         if tokens == 1:
@@ -159,10 +160,10 @@ class KvCache(SeesEverything):
             self._kernels.copy_rows(
                 self._layers[layer][kind], ids.reshape(-1), row, gathered[kind], places
             )
-        out = torch.empty(query.shape)
+        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
         cache = keys, values, self.dtype, self._columns, self._heads, 0, count
         rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
-        self._kernels.attend(query.contiguous().view(-1).numpy(), *cache, *rest)
+        self._kernels.attend(in_order(query), *cache, *rest)
         return out
 
     def attend_by_scores(

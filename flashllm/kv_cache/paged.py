@@ -22,8 +22,9 @@ from flashllm.kv_cache.page_fetch import PageFetch, Runs, joined, together, toke
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.kv_cache.page_staging import Slots, StagedHeads
 from flashllm.kv_cache.protocol import ChooseByScores, KeysValues, SeesEverything
-from flashllm.kv_cache.rows import RowWriter
+from flashllm.kv_cache.rows import RowWriter, in_order
 from flashllm.kv_cache.tiers import PageFile, PageRead, Pages
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
@@ -145,7 +146,7 @@ class PagedKvCache(SeesEverything):
         end = self.length + query.shape[0]
         first = max(self.length + 1 - window, 0) if window else 0
         begin = first - first % self._shape.tokens
-        out = torch.empty(query.shape)
+        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
         for part in self._parts(layer, first, end, attends=True):
             heads = slice(part.first * self._sharing, part.end * self._sharing)
             runs = runs_of(self._shape, part.places, first - begin, end - begin)
@@ -219,7 +220,7 @@ class PagedKvCache(SeesEverything):
         """
         pages = self.pool.pages(layer, np.array(self.blocks[: self._shape.blocks(self.length + 1)]))
         keys = self._keys_of_heads(pages)
-        out = torch.empty(query.shape)
+        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
         try:
             for head, (slots, missing) in enumerate(keys):
                 heads = slice(head * self._sharing, (head + 1) * self._sharing)
@@ -296,7 +297,7 @@ class PagedKvCache(SeesEverything):
         np.put_along_axis(is_wanted, tokens // size, True, axis=1)
         self.pool.used(slots[is_wanted & (slots >= 0)])
         slots[~is_wanted & (slots < 0)] = 0  # any place will do: nobody looks there
-        out = torch.empty(query.shape)
+        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
         for part in self.pool.staging.parts(pages, slots):
             runs = together(
                 [
@@ -411,8 +412,8 @@ class PagedKvCache(SeesEverything):
     def _attend(
         self, runs: Runs, query: Tensor, window: int, scale: float, sinks: Tensor | None
     ) -> Tensor:
-        memory, tokens, out = self.pool.memory, query.shape[0], torch.empty(query.shape)
-        queries = query.contiguous().view(-1).numpy()
+        memory, tokens, queries = self.pool.memory, query.shape[0], in_order(query)
+        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
         cache = memory, memory, self.dtype, self._columns, *runs
         rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
         if tokens == 1:

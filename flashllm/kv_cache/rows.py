@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
 from flashllm.errors import ModelError
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.options import KvDType
+
+
+def in_order(x: Tensor) -> NDArray[np.float32]:
+    """The numbers of a tensor in f32, one after another; a copy where they lie otherwise."""
+    if not x.is_contiguous():
+        x = torch.from_numpy(LARGE_ARRAYS.empty(*x.shape)).copy_(x)
+    return x.view(-1).numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,7 @@ class RowWriter:
 
         `name` is key or value. `ModelError` for NaN, infinity, or what the encoding cannot hold.
         """
-        floats = rows.contiguous().view(-1).numpy()
+        floats = in_order(rows)
         try:
             self.kernels.write_head_rows(
                 floats, self.dtype, self.columns, self.kv_heads, position, cache

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.spec import ModelSpec
 
 _PIECE = 1 << 14
@@ -74,7 +75,7 @@ def _silu(
     gate: NDArray[np.float32], up: NDArray[np.float32] | None, how: Gates
 ) -> NDArray[np.float32]:
     """Torch computes the last few values of an array by other functions than the rest."""
-    out = np.empty(gate.shape, dtype=np.float32)
+    out = LARGE_ARRAYS.empty(*gate.shape)
     whole = (-1, gate.shape[-1])
     core.gate_rows(gate.reshape(whole), up, how.slope, how.limit, how.up_offset, out.reshape(whole))
     return out
@@ -83,7 +84,7 @@ def _silu(
 def _gelu(x: Tensor, approximate: str) -> Tensor:
     """By whole vectors, for the same reason."""
     flat = x.reshape(-1)
-    out = torch.empty(flat.shape)
+    out = torch.from_numpy(LARGE_ARRAYS.empty(len(flat)))
     for start in range(0, len(flat), _PIECE):
         part = flat[start : start + _PIECE]
         filled = torch.nn.functional.pad(part, (0, -len(part) % _WHOLE))

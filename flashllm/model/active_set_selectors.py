@@ -20,6 +20,7 @@ from flashllm.arrays import Ids
 from flashllm.dtypes import PREDICTOR_MATRIX_DTYPES
 from flashllm.errors import TensorMismatch
 from flashllm.flash.raw_tensor import RawTensor, all_finite
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.model.layer_inputs import Reads
 from flashllm.spec import ModelSpec
 
@@ -220,7 +221,7 @@ class Predicted:
         """As `ActiveMask` has it."""
         up, last = self.predictor.up, first + count
         row = len(up.raw) // up.shape[0]
-        scores = np.empty((len(self.inner), count), dtype=np.float32)
+        scores = LARGE_ARRAYS.empty(len(self.inner), count)
         self.kernels.matmul(up.raw[first * row : last * row], up.dtype, self.inner, scores)
         found: NDArray[np.bool_] = scores > self.predictor.cut[first:last]
         return found

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.kv_cache.protocol import KeysValues
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.rope import Rotation
 
@@ -82,7 +83,7 @@ class Attention:
             attend = cache.attend_decoded if span.is_decoded else cache.attend
             mixed.append(attend(layer, seen, self.window, self.scale, self.sinks))
             first += span.tokens
-        return self.output(torch.cat(mixed).view(first, -1))
+        return self.output((mixed[0] if len(mixed) == 1 else torch.cat(mixed)).view(first, -1))
 
     def queries(self, x: Tensor, rotation: Rotation | None) -> Tensor:
         """Queries [heads, tokens, head_dim] of tokens [tokens, d_model] at their positions."""
@@ -96,7 +97,7 @@ class Attention:
         if norm is None and turned is None:
             return self._heads(projected)
         tokens = projected.shape[0]
-        heads = torch.empty(projected.shape[1] // self.head_dim, tokens, self.head_dim)
+        heads = LARGE_ARRAYS.empty(projected.shape[1] // self.head_dim, tokens, self.head_dim)
         self.kernels.place_heads(
             projected.numpy(),
             self.head_dim,
@@ -104,9 +105,9 @@ class Attention:
             0.0 if norm is None else norm.eps,
             None if turned is None else turned.cos,
             None if turned is None else turned.sin,
-            heads.view(-1).numpy(),
+            heads.reshape(-1),
         )
-        return heads
+        return torch.from_numpy(heads)
 
     def _heads(self, x: Tensor) -> Tensor:
         # [tokens, heads * head_dim] to [heads, tokens, head_dim]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
@@ -31,6 +32,7 @@ from flashllm.kv_cache.partial_index import Skewing
 from flashllm.kv_cache.pool import LimitedPool
 from flashllm.kv_cache.protocol import KeysValues, SelectableRows
 from flashllm.kv_cache.selection import make_keys_values
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.block_schedule import BlockSchedule
 from flashllm.model.ffn_decode import FeedForwardDecode
@@ -161,6 +163,8 @@ class Decoder:
         self.context = self.new_context()
         """The one that calls go on where they name none."""
         self.use(selector)
+        self._kept = contextlib.ExitStack()
+        self._kept.enter_context(LARGE_ARRAYS.kept(shape.activation_bytes(spec, plan.contexts)))
 
     @property
     def is_skewed(self) -> bool:
@@ -553,6 +557,7 @@ class Decoder:
         if self.kv_pool is not None:
             self.kv_pool.close()
         self._kernels.close()
+        self._kept.close()
         if self._device is not None:
             self._device.close()
 
@@ -562,6 +567,7 @@ class Decoder:
         A context whose keys and values cannot be read back forgets them, to compute them anew.
         """
         self.pool.drain()
+        LARGE_ARRAYS.give_back()
         if self.kv_pool is not None:
             self.kv_pool.staging.drop()
         for context in self._contexts:

@@ -13,6 +13,7 @@ from torch import Tensor
 from flashllm import core
 from flashllm.dtypes import row_bytes
 from flashllm.flash.raw_tensor import RawTensor
+from flashllm.large_arrays import LARGE_ARRAYS
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -38,7 +39,7 @@ class Table:
         """[n] to [n, columns]."""
         if self.weight.dtype in TORCH_DTYPES:
             return torch_view(self.weight)[torch.tensor(ids)].float()
-        out = torch.empty(len(ids), self.weight.shape[1])
+        out = torch.from_numpy(LARGE_ARRAYS.empty(len(ids), self.weight.shape[1]))
         decode(self.weight, self.kernels, np.array(ids, np.int32), out)
         return out
 

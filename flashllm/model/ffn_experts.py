@@ -17,6 +17,7 @@ from torch import Tensor
 from flashllm import core
 from flashllm.arrays import Ids
 from flashllm.flash.layout import BundleHeader
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.model.activations import Gates, activate_each, activate_times
 from flashllm.model.router import SelectRouted
 from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
@@ -58,7 +59,7 @@ class Experts:
 
     def room(self, count: int) -> _Floats:
         """Memory for the outputs of `count` experts for one token: [count, d_model]."""
-        return np.empty((count, self._spec.d_model), dtype=np.float32)
+        return LARGE_ARRAYS.empty(count, self._spec.d_model)
 
     def outputs(
         self,
@@ -129,7 +130,7 @@ class Experts:
 
         Pair i is the expert at `positions[i]` with token `x[i]`.
         """
-        both = np.empty((len(positions), 2 * self._neurons), dtype=np.float32)
+        both = LARGE_ARRAYS.empty(len(positions), 2 * self._neurons)
         self._kernels.matvec_each(rows, self._begins(positions), self._spec.dtype, x, both)
         return self._finished(rows, positions, both)
 
@@ -147,12 +148,12 @@ class Experts:
         """Outputs of one expert for several tokens: [tokens, d_model] to the same."""
         dtype, neurons = self._spec.dtype, self._neurons
         gate_up, down = self._matrices(rows, position)
-        both = np.empty((len(x), 2 * neurons), dtype=np.float32)
+        both = LARGE_ARRAYS.empty(len(x), 2 * neurons)
         self._kernels.matmul(gate_up, dtype, x, both)
         biases = self._biases(rows, np.array([position], dtype=np.int32))
         if biases is not None:
             both += biases[:, : 2 * neurons]
-        out = np.empty_like(x)
+        out = LARGE_ARRAYS.empty(*x.shape)
         self._kernels.matmul(down, dtype, gated(self._spec, both), out)
         if biases is not None:
             out += biases[:, 2 * neurons :]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.arrays import Ids
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.model.activations import activate
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector
 from flashllm.model.ffn_experts import Experts, ExpertTiles
@@ -92,7 +93,7 @@ class FeedForwardPrefill:
         free: those that most tokens used, an even share of each block.
         """
         self._clock.switch("ffn")
-        out = torch.zeros_like(inputs.ffn)
+        out = torch.from_numpy(LARGE_ARRAYS.zeros(*inputs.ffn.shape))
         margins: list[Tensor] | None = None if tap is None else []
         tiles = self._tiles(layer, inputs, selected_from, margins)
         for block in self._pool.blocks(layer):
@@ -121,7 +122,7 @@ class FeedForwardPrefill:
         clock, weights = self._clock, self._weights[layer]
         clock.switch("predict")
         x = inputs.ffn
-        out = torch.zeros_like(x)
+        out = torch.from_numpy(LARGE_ARRAYS.zeros(*x.shape))
         tiles: TileSums
         if self._experts is not None:
             tiles = self._expert_tiles(self._experts, layer, inputs)
@@ -232,7 +233,7 @@ class FeedForwardPrefill:
             pairs = zip(read, opened, strict=True)
             named = [self.selector.select(layer, vector, gate) for vector, gate in pairs]
         ordered = None if named is None else TokenSets(named)
-        out = np.zeros_like(vectors)
+        out = LARGE_ARRAYS.zeros(*vectors.shape)
         found: list[BlockSlice] = []
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.model.encoded_rows import vector
 from flashllm.model.products import Products
 
@@ -47,8 +48,8 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, width] to the same shape."""
-        out = torch.empty(x.shape)
+        out = LARGE_ARRAYS.empty(*x.shape)
         rows = x.contiguous().numpy()
         centred = self.kind == "layer"
-        self.kernels.norm_rows(rows, self.weight, self.bias, centred, self.eps, out.numpy())
-        return out
+        self.kernels.norm_rows(rows, self.weight, self.bias, centred, self.eps, out)
+        return torch.from_numpy(out)

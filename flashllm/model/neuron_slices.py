@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashllm import core
 from flashllm.model.active_set_selectors import ActiveMask
 from flashllm.model.ffn_neurons import NeuronTiles
 from flashllm.model.neurons import Neurons
@@ -88,11 +89,15 @@ class NeuronSlices:
 
     def _add_own(self, tile: Block, wanted: NDArray[np.bool_], out: Tensor) -> Tensor:
         ids, _, _ = tile.parts()
-        tokens, columns = np.nonzero(wanted)
+        count, ends = len(wanted), np.empty(len(wanted), np.int32)
+        columns = np.empty(np.count_nonzero(wanted), np.int32)
+        if wanted.strides[1] != 1:  # some columns of a layer come one below the other
+            wanted = np.ascontiguousarray(wanted)
+        core.true_columns(wanted, columns, ends)
+        tokens = np.repeat(np.arange(count, dtype=np.int32), np.diff(ends, prepend=np.int32(0)))
+        own = BlockSlice(ids[columns], tokens, ends)
         hidden = np.zeros(wanted.shape, np.float32)
-        ends = np.cumsum(np.bincount(tokens, minlength=len(self.x))).astype(np.int32)
-        own = BlockSlice(ids[columns], tokens.astype(np.int32), ends)
-        hidden[tokens, columns] = self.neurons.add_block_slice(
-            self.layer, tile, own, self.x, self.gates, out.numpy()
+        hidden.reshape(-1)[tokens * np.int32(wanted.shape[1]) + columns] = (
+            self.neurons.add_block_slice(self.layer, tile, own, self.x, self.gates, out.numpy())
         )
         return torch.from_numpy(hidden)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
+from flashllm.large_arrays import LARGE_ARRAYS
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
 from flashllm.weight_cache.rounds import block_ends
@@ -29,14 +30,14 @@ class Products:
 
     def with_matrix(self, weight: RawTensor, x: Tensor) -> Tensor:
         """`x @ weight.T` of an encoded weight [out, in]: [tokens, in] to [tokens, out]."""
-        out = torch.empty(x.shape[0], weight.shape[0])
+        out = torch.from_numpy(LARGE_ARRAYS.empty(x.shape[0], weight.shape[0]))
         vectors = x.contiguous().numpy()
         self._kernels.matmul(weight.raw, weight.dtype, vectors, out.numpy(), weight.is_tiled)
         return out
 
     def with_rows(self, block: Block, row: int, x: Tensor) -> Tensor:
         """`x` times row number `row` of each bundle: [tokens, d_model] to [tokens, bundles]."""
-        out = torch.empty(x.shape[0], len(block))
+        out = torch.from_numpy(LARGE_ARRAYS.empty(x.shape[0], len(block)))
         self._kernels.dot_rows_all(*self._rows(block, row), x.contiguous().numpy(), out.numpy())
         return out
 

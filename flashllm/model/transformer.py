@@ -144,12 +144,12 @@ class Transformer:
             behind = x + attended
             return self._observed(index, x, behind, behind + self._scaled(feed_forward(inputs)))
         assert layer.ffn_norm is not None
-        block, x = x, x + attended
+        block, x = x, attended.add_(x)
         if not pre:
             x = layer.attention_norm(x)
         self._speculate(index + 1, x, rotations, spans)
         inputs = LayerInputs(layer.ffn_norm(x) if pre else x, x, block)
-        behind, x = x, x + self._scaled(self._through_ffn(index, inputs, feed_forward))
+        behind, x = x, self._scaled(self._through_ffn(index, inputs, feed_forward)).add_(x)
         return self._observed(index, block, behind, x if pre else layer.ffn_norm(x))
 
     def _observed(self, index: int, came: Tensor, behind: Tensor, left: Tensor) -> Tensor:

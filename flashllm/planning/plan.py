@@ -113,7 +113,11 @@ class PrefillShape:
     def bytes(self, spec: ModelSpec, stride: int, blocks: int = LEAST_BLOCKS) -> int:
         """Peak memory of a prefill: a ring of `blocks` blocks, activations, scores of attention."""
         ring = blocks * self.bundles * stride
-        return ring + self.tokens * self.token_bytes(spec) + _SCORE_BYTES
+        return ring + self.activation_bytes(spec) + _SCORE_BYTES
+
+    def activation_bytes(self, spec: ModelSpec, contexts: int = 1) -> int:
+        """Of a chunk, and of the tokens of a block's contexts that go beside it."""
+        return (self.tokens + (contexts if contexts > 1 else 0)) * self.token_bytes(spec)
 
     def with_tokens(self, tokens: int) -> PrefillShape:
         """The same, for chunks of `tokens`."""
@@ -514,8 +518,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
 
 def _activated(spec: ModelSpec, options: ModelOptions, shape: PrefillShape) -> int:
     """Activations of a chunk, and of a token of each context of a block, which go beside it."""
-    contexts = contexts_of(options)
-    return (shape.tokens + (contexts if contexts > 1 else 0)) * shape.token_bytes(spec)
+    return shape.activation_bytes(spec, contexts_of(options))
 
 
 def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: ModelOptions) -> int:

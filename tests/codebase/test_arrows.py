@@ -20,7 +20,17 @@ LOOSE_MAX = 10
 FLOORS = (
     ("errors",),
     ("dtypes",),
-    ("arrays", "json_schema", "options", "progress", "schedule", "spec", "text_table", "units"),
+    (
+        "arrays",
+        "json_schema",
+        "large_arrays",
+        "options",
+        "progress",
+        "schedule",
+        "spec",
+        "text_table",
+        "units",
+    ),
     ("core", "tokenizer", "untrusted"),
     ("system",),
     ("conversations", "flash"),

@@ -34,7 +34,7 @@ class Case:
 
     def __init__(self, dtype: str, shape: tuple[int, ...], seed: int = 0) -> None:
         heads, self.kv_heads, self.columns, self.end, self.tokens, self.window = shape
-        self.dtype, self.width = dtype, heads * self.columns
+        self.dtype, self.width, self.scale = dtype, heads * self.columns, 0.2
         rng = np.random.default_rng(seed)
         count = self.kv_heads * self.end * self.columns
         nbytes = self.kv_heads * (self.end + 3) * _core.row_bytes(dtype, self.columns)
@@ -57,7 +57,7 @@ class Case:
         arguments: dict[str, Any] = {
             "query": self.query.ravel(), "keys": self.rows[0], "values": self.rows[1],
             "dtype": self.dtype, "columns": self.columns, "kv_heads": self.kv_heads,
-            "tokens": self.tokens, "end": self.end, "window": self.window, "scale": 0.2,
+            "tokens": self.tokens, "end": self.end, "window": self.window, "scale": self.scale,
             "out": out, "sinks": self.sinks,
         } | changes  # fmt: skip
         kernels.attend_many(**arguments)
@@ -69,7 +69,7 @@ class Case:
             last = self.end - self.tokens + token + 1
             first = max(last - self.window, 0) if self.window else 0
             kernels.attend(
-                query, *self.rows, self.dtype, self.columns, self.kv_heads, first, last, 0.2,
+                query, *self.rows, self.dtype, self.columns, self.kv_heads, first, last, self.scale,
                 out[token], self.sinks,
             )  # fmt: skip
         return out
@@ -129,17 +129,23 @@ def test_any_shape_has_these_bits_and_agrees_with_the_twin(
         kernels.close()
 
 
+@pytest.mark.parametrize("scale", [0.2, 60.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_may_be_cut_anywhere(dtype: str) -> None:
-    """Its tokens in two pieces, the second of which finds the first one's rows there."""
+def test_a_prompt_may_be_cut_anywhere(dtype: str, scale: float) -> None:
+    """Its tokens in two pieces, the second of which finds the first one's rows there.
+
+    With the larger scale most shares of the softmax are zero.
+    """
     whole = Case(dtype, (4, 2, 64, 150, 150, 0))
     kernels = _core.Kernels(2)
+    whole.scale = scale
     expected = whole.together(kernels)
+    assert np.array_equal(expected, whole.alone(kernels))
     for first in (1, 7, 63, 64, 65, 149):
         for begin, end in ((0, first), (first, 150)):
             piece = np.ascontiguousarray(whole.query[begin:end]).ravel()
             out = np.empty_like(piece)
-            kernels.attend_many(piece, *whole.rows, dtype, 64, 2, end - begin, end, 0, 0.2, out)
+            kernels.attend_many(piece, *whole.rows, dtype, 64, 2, end - begin, end, 0, scale, out)
             assert np.array_equal(out.reshape(end - begin, -1), expected[begin:end])
 
 

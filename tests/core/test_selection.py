@@ -67,3 +67,38 @@ def test_wrong_arrays(core: ModuleType, name: str) -> None:
     ):
         with pytest.raises(TypeError):
             call(*wrong)
+
+
+MASKS = st.tuples(st.integers(0, 6), st.integers(0, 40), st.integers(0, 9), st.integers(0, 5))
+
+
+@settings(max_examples=200, deadline=None)
+@given(shape=MASKS, share=st.sampled_from([0.0, 0.1, 0.5, 1.0]), seed=st.integers(0, 1000))
+def test_true_columns_are_those_of_nonzero(
+    core: ModuleType, shape: tuple[int, int, int, int], share: float, seed: int
+) -> None:
+    """Of masks that are columns of a larger one, too."""
+    rows, columns, before, behind = shape
+    whole = np.random.default_rng(seed).random((rows, before + columns + behind)) < share
+    mask = whole[:, before : before + columns]
+    _, expected = np.nonzero(mask)
+    found = np.full(len(expected) + 3, -7, np.int32)
+    ends = np.full(rows, -7, np.int32)
+    assert core.true_columns(mask, found, ends) == len(expected)
+    assert found.tolist() == [*expected, -7, -7, -7]
+    assert ends.tolist() == np.cumsum(np.count_nonzero(mask, axis=1)).tolist()
+
+
+def test_true_columns_without_room(core: ModuleType) -> None:
+    mask = np.ones((3, 20), np.bool_)
+    ends = np.zeros(3, np.int32)
+    with pytest.raises(ValueError, match="more is true than columns has room for, 59"):
+        core.true_columns(mask, np.zeros(59, np.int32), ends)
+    with pytest.raises(ValueError, match="2 ends for 3 rows"):
+        core.true_columns(mask, np.zeros(60, np.int32), ends[:2])
+
+
+def test_columns_of_a_mask_follow_one_another(core: ModuleType) -> None:
+    mask = np.ones((3, 20), np.bool_)[:, ::2]
+    with pytest.raises(ValueError, match="must follow one another"):
+        core.true_columns(mask, np.zeros(60, np.int32), np.zeros(3, np.int32))

@@ -512,6 +512,18 @@ NB_MODULE(_core, m) {
       [](const Array<const float>& scores, const Array<const float>& limits,
          const Array<int64_t>& keys) { return keys_above(view(scores), view(limits), view(keys)); },
       "scores"_a.noconvert(), "limits"_a.noconvert(), "keys"_a.noconvert());
+  using Truths = nb::ndarray<const bool, nb::ndim<2>, nb::device::cpu>;
+  m.def(
+      "true_columns",
+      [](const Truths& mask, const Array<int32_t>& columns, const Array<int32_t>& ends) {
+        if (mask.shape(0) > 0 && mask.shape(1) > 1 && mask.stride(1) != 1) {
+          throw std::invalid_argument("the mask's columns must follow one another");
+        }
+        return true_columns({reinterpret_cast<const uint8_t*>(mask.data()), mask.stride(0),
+                             mask.shape(0), mask.shape(1)},
+                            view(columns), view(ends));
+      },
+      "mask"_a.noconvert(), "columns"_a.noconvert(), "ends"_a.noconvert());
   m.def(
       "stream_read_ns",
       [](const std::shared_ptr<Buffer>& buffer, int threads) {

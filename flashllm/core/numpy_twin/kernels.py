@@ -19,7 +19,7 @@ from flashllm.core.numpy_twin.memory import row_read_ns, row_starts, stream_read
 from flashllm.core.numpy_twin.reader import Buffer, Reader, check_threads
 from flashllm.core.numpy_twin.routing import expert_weights
 from flashllm.core.numpy_twin.rows import row_bytes
-from flashllm.core.numpy_twin.selection import ids_above, keys_above
+from flashllm.core.numpy_twin.selection import ids_above, keys_above, true_columns
 from flashllm.core.numpy_twin.slots import SlotTable
 from flashllm.core.numpy_twin.token_rows import gate_rows
 
@@ -40,6 +40,7 @@ __all__ = [
     "row_bytes",
     "row_read_ns",
     "stream_read_ns",
+    "true_columns",
 ]
 
 NAME = "numpy"

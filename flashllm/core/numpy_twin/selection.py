@@ -31,6 +31,24 @@ def keys_above(
     return len(found)
 
 
+def true_columns(
+    mask: NDArray[np.bool_], columns: NDArray[np.int32], ends: NDArray[np.int32]
+) -> int:
+    """Write the columns of what is true in `mask` [rows, n] to the front of `columns`, by row."""
+    require_array("columns", columns, np.int32, writable=True)
+    require_array("ends", ends, np.int32, writable=True)
+    if len(mask) and mask.shape[1] > 1 and mask.strides[1] != 1:
+        raise ValueError("the mask's columns must follow one another")
+    if len(ends) != len(mask):
+        raise ValueError(f"{len(ends)} ends for {len(mask)} rows")
+    found = np.nonzero(mask)[1]
+    if len(found) > len(columns):
+        raise ValueError(f"more is true than columns has room for, {len(columns)}")
+    columns[: len(found)] = found
+    np.cumsum(np.count_nonzero(mask, axis=1), out=ends)
+    return len(found)
+
+
 def _check_above(
     scores: NDArray[np.float32],
     limits: NDArray[np.float32],

@@ -33,6 +33,23 @@ TEST(keys_begin_with_what_exceeds_its_limit_the_most) {
   CHECK(ids == (std::vector<int32_t>{5, 2, 6, 3, 0}));
 }
 
+TEST(columns_of_what_is_true_are_found_by_row) {
+  // Rows of ten, three bytes apart; any byte that is not zero is true.
+  std::vector<uint8_t> truths(39, 0);
+  for (const size_t at : {0, 9, 13 + 7, 13 + 8, 26 + 10}) truths[at] = 1;
+  truths[26 + 4] = 0x80;
+  std::vector<int32_t> columns(5, -7);
+  std::vector<int32_t> ends(3, -7);
+  const Mask mask = {truths.data(), 13, 3, 10};
+  CHECK(true_columns(mask, {columns.data(), 5}, {ends.data(), 3}) == 5);
+  CHECK(columns == (std::vector<int32_t>{0, 9, 7, 8, 4}));
+  CHECK(ends == (std::vector<int32_t>{2, 4, 5}));
+  CHECK_THROWS(std::invalid_argument, "more is true than columns has room for, 4",
+               true_columns(mask, {columns.data(), 4}, {ends.data(), 3}));
+  CHECK_THROWS(std::invalid_argument, "2 ends for 3 rows",
+               true_columns(mask, {columns.data(), 5}, {ends.data(), 2}));
+}
+
 TEST(views_of_other_sizes_are_refused) {
   const size_t n = kScores.size();
   std::vector<int32_t> ids(n, -7);

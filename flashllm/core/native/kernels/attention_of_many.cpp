@@ -89,6 +89,9 @@ struct PartScratch {
   LineScratch queries;
   LineScratch panel;
   LineScratch decoded;
+  LineScratch unpacked;
+  std::vector<const float*> weights;
+  std::vector<float*> out;
   std::vector<float> scores;
   std::vector<float> sums;
   std::vector<float> partial;
@@ -118,7 +121,7 @@ class Part {
     }
     scratch->sums.assign(vectors() * sizes_.layer.columns, 0.0F);
     // Sets that have products in tiles have sums of decoded rows.
-    is_grouped(task_.dtype) ? mix_each(scratch) : mix_decoded(scratch);
+    is_grouped(task_.dtype) ? mix_grouped(scratch) : mix_decoded(scratch);
     for (size_t v = 0; v < vectors(); ++v) {
       std::copy_n(scratch->sums.data() + v * sizes_.layer.columns, sizes_.layer.columns,
                   task_.out + place(v));
@@ -190,9 +193,11 @@ class Part {
     }
   }
 
-  void mix_each(PartScratch* scratch) const {
+  // Queries that see all of a tile share its rows; each of the others adds its own.
+  void mix_grouped(PartScratch* scratch) const {
     const size_t columns = sizes_.layer.columns;
     const AddFunction add = table_.add[static_cast<size_t>(task_.dtype)];
+    const GroupedSumFunction sum_whole = table_.grouped_sums[static_cast<size_t>(task_.dtype)];
     scratch->partial.resize(
         std::max(scratch->partial.size(), ceil_div(columns, kColumnUnit) * kColumnUnit));
     RunCursor rows = cursor(RowKind::values);
@@ -200,15 +205,30 @@ class Part {
     const auto value = [&](size_t at) { return tile.row(at); };
     const auto later = [&](size_t at) { return value(std::min(at + kRowsPerAdd, seen() - 1)); };
     for (size_t at = 0; at < seen(); at += kAttendTile) {
-      tile.fill(&rows, at, std::min(at + kAttendTile, seen()), seen() - 1);
+      const size_t tile_end = std::min(at + kAttendTile, seen());
+      tile.fill(&rows, at, tile_end, seen() - 1);
+      scratch->weights.clear();
+      scratch->out.clear();
       for (size_t v = 0; v < vectors(); ++v) {
-        const size_t end = std::min(at + kAttendTile, seen_by(v));
-        const float* weights = scratch->scores.data() + v * seen();
+        const size_t end = std::min(tile_end, seen_by(v));
+        const float* const weights = scratch->scores.data() + v * seen();
+        float* const out = scratch->sums.data() + v * columns;
         if (end <= at) continue;
+        if (end == tile_end && sum_whole != nullptr) {
+          scratch->weights.push_back(weights + at);
+          scratch->out.push_back(out);
+          continue;
+        }
         add_tile(
             add, value, later, [&](size_t i) { return weights[i]; }, at, end, columns,
-            scratch->partial.data(), scratch->sums.data() + v * columns);
+            scratch->partial.data(), out);
       }
+      if (scratch->out.empty()) continue;
+      std::array<const uint8_t*, kAttendTile> here;
+      for (size_t i = at; i < tile_end; ++i) here[i - at] = value(i);
+      const GroupedBlock block = {here.data(), tile_end - at, scratch->weights.data(),
+                                  scratch->out.data(), scratch->out.size()};
+      sum_whole(block, {0, columns, columns}, scratch->unpacked.room(kUnpackedBytes));
     }
   }
 

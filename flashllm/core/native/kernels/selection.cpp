@@ -1,5 +1,6 @@
 #include "selection.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -15,6 +16,9 @@ void check_sizes(size_t scores, size_t limits, size_t out) {
                                 " limits, and room for " + std::to_string(out));
   }
 }
+
+constexpr size_t kTruthsAtOnce = sizeof(uint64_t);
+constexpr uint64_t kHighestBits = 0x8080808080808080;
 
 }  // namespace
 
@@ -39,6 +43,32 @@ size_t keys_above(View<const float> scores, View<const float> limits, View<int64
     const uint64_t rank = std::numeric_limits<int32_t>::max() - bits;
     keys.data[count] = static_cast<int64_t>(rank << 32 | i);
     count += static_cast<size_t>(excess > 0);
+  }
+  return count;
+}
+
+size_t true_columns(const Mask& mask, View<int32_t> columns, View<int32_t> ends) {
+  if (ends.size != mask.rows) {
+    throw std::invalid_argument(std::to_string(ends.size) + " ends for " +
+                                std::to_string(mask.rows) + " rows");
+  }
+  size_t count = 0;
+  for (size_t row = 0; row < mask.rows; ++row) {
+    const uint8_t* const truths = mask.truths + static_cast<int64_t>(row) * mask.apart;
+    for (size_t c = 0; c < mask.columns; c += kTruthsAtOnce) {
+      uint64_t some = 0;
+      std::memcpy(&some, truths + c, std::min(kTruthsAtOnce, mask.columns - c));
+      // The highest bit of each byte that is not zero.
+      some = (((some & ~kHighestBits) + ~kHighestBits) | some) & kHighestBits;
+      for (; some != 0; some &= some - 1) {
+        if (count == columns.size) {
+          throw std::invalid_argument("more is true than columns has room for, " +
+                                      std::to_string(columns.size));
+        }
+        columns.data[count++] = static_cast<int32_t>(c) + __builtin_ctzll(some) / 8;
+      }
+    }
+    ends.data[row] = static_cast<int32_t>(count);
   }
   return count;
 }

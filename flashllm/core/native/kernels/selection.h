@@ -18,4 +18,17 @@ size_t ids_above(View<const float> scores, View<const float> limits, View<int32_
 // most, and with the first of equals. The position is in the lower 32 bits.
 size_t keys_above(View<const float> scores, View<const float> limits, View<int64_t> keys);
 
+// Truths of several rows, a byte each, of which rows may lie apart.
+struct Mask {
+  const uint8_t* truths;
+  int64_t apart;
+  size_t rows;
+  size_t columns;
+};
+
+// Writes the columns of what is true, row after row and ascending in each, to the front of
+// `columns`, and to `ends` [rows] where each row's end there; returns how many. invalid_argument
+// where `columns` has no room for them.
+size_t true_columns(const Mask& mask, View<int32_t> columns, View<int32_t> ends);
+
 }  // namespace flash_core
