@@ -163,8 +163,9 @@ class Decoder:
         self.context = self.new_context()
         """The one that calls go on where they name none."""
         self.use(selector)
+        self._activation_bytes = shape.activation_bytes(spec, plan.contexts)
         self._kept = contextlib.ExitStack()
-        self._kept.enter_context(LARGE_ARRAYS.kept(shape.activation_bytes(spec, plan.contexts)))
+        self._kept.enter_context(LARGE_ARRAYS.kept(self._activation_bytes))
 
     @property
     def is_skewed(self) -> bool:
@@ -471,9 +472,11 @@ class Decoder:
             hidden = [self._tokens.run(self.context, token) for token in ids[start : start + step]]
             yield from self._logits_blocks(torch.cat(hidden))
 
-    def _logits_blocks(self, hidden: Tensor) -> Iterator[NDArray[np.float32]]:
+    def _logits_blocks(
+        self, hidden: Tensor, block_bytes: int = LOGIT_BLOCK_BYTES
+    ) -> Iterator[NDArray[np.float32]]:
         """Logits [a few tokens, vocab] of [tokens, d_model], in order."""
-        fitting = LOGIT_BLOCK_BYTES // (4 * self.spec.vocab_size)
+        fitting = block_bytes // (4 * self.spec.vocab_size)
         rows = min(max(fitting, 1), LOGIT_ROWS_MAX)
         for start in range(0, len(hidden), rows):
             yield self._logits(hidden[start : start + rows])
@@ -515,7 +518,10 @@ class Decoder:
 
     def _logits_of_each(self, hidden: Tensor) -> Iterator[NDArray[np.float32]]:
         """Logits [vocab] of each of [tokens, d_model], in order."""
-        for block in self._logits_blocks(hidden):
+        # A step's activations are free again: the head is unpacked once for as many as fit there.
+        for block in self._logits_blocks(
+            hidden, max(LOGIT_BLOCK_BYTES, self._activation_bytes // 2)
+        ):
             yield from block
 
     @torch.inference_mode()
