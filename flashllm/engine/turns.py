@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from flashllm.errors import Cancelled, EngineBusy, ModelClosed
+from flashllm.errors import Cancelled, EngineBusy, ModelClosed, UsageError
 from flashllm.system.allocation import out_of_memory
 from flashllm.system.malloc import give_back_free_memory
 
@@ -55,6 +55,7 @@ class Claim:
                 # Looked at after `current` is set: a cancel either is seen here or sees `current`.
                 if turns.is_closed:
                     raise turns.closed_error()
+                check_context(self.context)
                 if self.is_cancelled:
                     raise Cancelled("stopped on request")
                 return step()
@@ -84,6 +85,12 @@ class Claim:
         self.held.close()
 
 
+def check_context(context: Context) -> None:
+    """`UsageError` for one that was closed."""
+    if context.is_closed:
+        raise UsageError("this context was closed; model.new_context() makes another one")
+
+
 class Turns:
     """The claims of one model. All methods may be called from any thread."""
 
@@ -107,6 +114,7 @@ class Turns:
         claim = Claim(self, context)
         with self._guard:
             self.check_open()
+            check_context(context)
             if self._holder(context) is not None:
                 raise EngineBusy(
                     "this context is writing another answer: take that to its end or close() it,"

@@ -25,6 +25,7 @@ class Context:
         self.chunk_tokens = chunk_tokens
         self.keys_values = keys_values
         self.tokens = ContextTokens(decoded_alike, keys_values.may_stay)
+        self.is_closed = False
 
     @property
     def length(self) -> int:
@@ -56,8 +57,13 @@ class Context:
         self.tokens.restore(other.tokens.ids[:length], other.tokens.decoded(0, length))
 
     def close(self) -> None:
-        """Drop the keys and values; the tokens stay known."""
-        self.keys_values.close()
+        """Drop the keys and values, and leave the place to another one; the tokens stay known.
+
+        It cannot be used afterwards. May be called again.
+        """
+        if not self.is_closed:
+            self.is_closed = True
+            self.keys_values.close()
 
     def append_prefilled(self, ids: list[int]) -> None:
         """A chunk of a prompt has gone through all layers."""

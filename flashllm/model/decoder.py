@@ -234,10 +234,10 @@ class Decoder:
         with self._contexts_lock:
             if self._is_closed:
                 raise ModelClosed("the model was closed; open it again")
-            if len(self._contexts) >= self.plan.contexts:
+            if len(self._open_contexts()) >= self.plan.contexts:
                 raise UsageError(
                     f"this model was opened with contexts={self.plan.contexts}, and as many are in"
-                    " use; drop one, or open it with more"
+                    " use; drop or close one, or open it with more"
                 )
             context = Context(
                 keys_values or self.new_keys_values(self.plan.kv_selection),
@@ -246,6 +246,9 @@ class Decoder:
             )
             self._contexts.add(context)
         return context
+
+    def _open_contexts(self) -> list[Context]:
+        return [context for context in self._contexts if not context.is_closed]
 
     def _new_rows(self, kv_dtype: KvDType) -> SelectableRows:
         settings = self.spec, self.plan.context, kv_dtype, self._kernels
@@ -431,7 +434,7 @@ class Decoder:
             return
         present = context.tokens.cached_prefix(ids, reuse_answers=reuse_answers)
         best, source = 0, None
-        for other in self._contexts:
+        for other in self._open_contexts():
             if other is not context and other.shares_prefixes:
                 usable = other.tokens.cached_prefix(ids, reuse_answers=False)
                 if usable > best:
@@ -558,7 +561,7 @@ class Decoder:
         del self._transformer, self._norms, self._decode, self._prefill, self.largest_weight
         del self._tokens, self._prompts, self._blocks, self._products
         self.pool.close()
-        for context in list(self._contexts):
+        for context in self._open_contexts():
             context.close()
         if self.kv_pool is not None:
             self.kv_pool.close()
@@ -576,7 +579,7 @@ class Decoder:
         LARGE_ARRAYS.give_back()
         if self.kv_pool is not None:
             self.kv_pool.staging.drop()
-        for context in self._contexts:
+        for context in self._open_contexts():
             if context.keys_values.is_damaged:
                 context.truncate(0)
 

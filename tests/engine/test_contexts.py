@@ -90,8 +90,29 @@ def test_the_plan_has_room_for_them_and_for_no_more(sparse_model: Path, roomy: M
         roomy.new_context()
     del kept[0]
     assert roomy.new_context().length == 0, "one that was dropped leaves its place"
+    kept[0] = roomy.new_context()
+    kept[0].close()
+    assert roomy.new_context().length == 0, "so does one that was closed"
     with flashllm.open_model(sparse_model) as single:
         more = roomy.plan.split["kv"] - single.plan.split["kv"]
         assert more > 0
         with pytest.raises(UsageError, match="contexts=1, and as many"):
             single.new_context()
+
+
+def test_a_closed_context_is_refused_and_nobody_else_minds(sparse_model: Path) -> None:
+    with flashllm.open_model(sparse_model, contexts=3) as model:
+        expected = [token.id for token in model.generate(PROMPTS[0], 4)]
+        closed, open_one = model.new_context(), model.new_context()
+        answer = model.generate(PROMPTS[1], 4, context=closed)
+        next(answer)
+        closed.close()
+        closed.close()
+        with pytest.raises(UsageError, match="this context was closed"):
+            next(answer)
+        assert list(answer) == [], "it is over"
+        with pytest.raises(UsageError, match="this context was closed"):
+            model.generate(PROMPTS[1], 4, context=closed)
+        found = [token.id for token in model.generate(PROMPTS[0], 4, context=open_one)]
+        assert found == expected
+        assert answer.ids, "what there was of it stays"
