@@ -9,8 +9,8 @@ import hashlib
 from pathlib import Path
 
 import flashllm
-from flashllm.errors import ModelNotFound
-from flashllm.flash.manifest import LAYOUT_VERSION
+from flashllm.errors import ModelError, ModelNotFound
+from flashllm.flash.manifest import LAYOUT_VERSION, read_manifest
 from flashllm.system.demos import DEMO_NAME, demo_checkpoint
 from flashllm.system.paths import cache_dir
 
@@ -32,6 +32,15 @@ def demo_directory(name: str = DEMO_NAME) -> Path:
     In the user's cache directory, or below FLASHLLM_HOME where that is set.
     """
     return cache_dir() / "models" / f"{name}-{_source_hash(demo_source(name))}"
+
+
+def is_made(directory: Path) -> bool:
+    """Whether a complete converted model is there; one that is broken is made anew."""
+    try:
+        read_manifest(directory)
+    except (ModelError, ModelNotFound):
+        return False
+    return True
 
 
 def _source_hash(source: Path) -> str:

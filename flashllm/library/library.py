@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashllm.errors import CannotCreate, FlashllmError
-from flashllm.flash.demo_places import demo_directory
-from flashllm.flash.manifest import read_manifest
+from flashllm.flash.demo_places import demo_directory, is_made
 from flashllm.library import hf_cache
 from flashllm.library.conversion_options import ConvertOptions
 from flashllm.library.conversion_preview import Preview, preview
@@ -156,8 +154,7 @@ def _demo(name: str) -> Path | FoundModel:
     """Where a demo is, or a line about it where it is yet to be made."""
     try:
         directory = demo_directory(name)
-        with contextlib.suppress(FlashllmError):  # one that is broken is made anew
-            read_manifest(directory)
+        if is_made(directory):
             return directory
     except (FlashllmError, OSError) as problem:
         where = Path(name)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from flashllm.flash.demo_places import demo_directory, is_made
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.library.option_keywords import keywords_in_errors
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, OverridesWithoutMemory
@@ -81,7 +82,10 @@ def model_directory(model: str | os.PathLike[str] | None, progress: Progress | N
 
 def demo_model_directory(name: str, progress: Progress | None = None) -> Path:
     """The directory of the demo of that name, which is converted at its first use."""
-    from flashllm.convert import demo_model
+    directory = demo_directory(name)
+    if is_made(directory):
+        return directory
+    from flashllm.convert import demo_model  # a tenth of a second, which most answers do not need
 
     return Path(demo_model(progress, name))
 

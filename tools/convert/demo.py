@@ -7,10 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from flashllm.errors import CannotCreate, ModelError, ModelNotFound
-from flashllm.flash.demo_places import demo_directory, demo_source
+from flashllm.errors import CannotCreate
+from flashllm.flash.demo_places import demo_directory, demo_source, is_made
 from flashllm.flash.file_names import PREDICTORS_FILE
-from flashllm.flash.manifest import read_manifest
 from flashllm.progress import Progress
 from flashllm.system.demos import DEMO_NAME
 
@@ -24,7 +23,7 @@ def demo_model(progress: Progress | None = None, name: str = DEMO_NAME) -> Path:
     """
     source, directory = demo_source(name), demo_directory(name)
     models = directory.parent
-    if _opens(directory):
+    if is_made(directory):
         return directory
     try:
         models.mkdir(parents=True, exist_ok=True)
@@ -36,7 +35,7 @@ def demo_model(progress: Progress | None = None, name: str = DEMO_NAME) -> Path:
         ) from problem
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _opens(directory):
+        if not is_made(directory):
             shutil.rmtree(directory, ignore_errors=True)
             predictors = source / PREDICTORS_FILE
             chosen = predictors if predictors.is_file() else "none"
@@ -44,12 +43,3 @@ def demo_model(progress: Progress | None = None, name: str = DEMO_NAME) -> Path:
     finally:
         os.close(lock)
     return directory
-
-
-def _opens(directory: Path) -> bool:
-    """Whether a complete converted model is there."""
-    try:
-        read_manifest(directory)
-    except (ModelError, ModelNotFound):
-        return False
-    return True

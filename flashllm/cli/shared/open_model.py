@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from flashllm.system.demos import DEMO_NAME, DEMO_NAMES, demo_checkpoint
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flashllm.convert import Progress, ProgressKind
     from flashllm.engine.local import Model
     from flashllm.engine.process.launcher import EngineLauncher
@@ -27,10 +30,17 @@ WORKER_ENTRY = "flashllm.library.worker_entry:open_engine"
 
 
 class CleanProgress:
-    """Sanitizes texts of progress, which may contain names of files."""
+    """Sanitizes texts of progress, which may contain names of files.
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    What shows it is made when there is something to show: it comes with the converter.
+    """
+
+    def __init__(self, make: Callable[[], Progress]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def _progress(self) -> Progress:
+        return self._make()
 
     def start(self, phase: str, total_bytes: int) -> None:
         """A phase begins."""
@@ -54,9 +64,13 @@ def terminal_progress(kind: ProgressKind = "auto", schedule: Schedule | None = N
 
     With a `schedule` it also says how far all phases together are.
     """
-    from flashllm.convert import progress_for
 
-    return CleanProgress(progress_for(sys.stderr, kind, schedule))
+    def make() -> Progress:
+        from flashllm.convert import progress_for
+
+        return progress_for(sys.stderr, kind, schedule)
+
+    return CleanProgress(make)
 
 
 def model_directory(model: str | Path | None) -> Path:
