@@ -38,6 +38,19 @@ __all__ = [
 ]
 
 _KERNEL_THREADS_MAX = 1024
+_NAMES = 1024
+"""More than the native core has names of functions, arguments and classes."""
+
+
+def _make_room_for_names() -> None:
+    """Lets the interpreter's table of names grow now, if the core's would not fit any more.
+
+    `MemoryError` where there is no memory for that, which in the core's own beginning would end the
+    process without a word.
+    """
+    holder = type("holder", (), {})
+    for number in range(_NAMES):
+        setattr(holder, f"room for a name, {number}", None)
 
 
 def _reason_for_twin() -> str:
@@ -47,6 +60,7 @@ def _reason_for_twin() -> str:
         raise UsageError(f"FLASHLLM_CORE is {wanted!r}; expected native or numpy")
     if wanted == "numpy":
         return "FLASHLLM_CORE=numpy"
+    _make_room_for_names()
     try:
         import flashllm._core  # noqa: F401
     except ImportError as error:

@@ -136,3 +136,31 @@ def test_a_full_disk_under_the_output(sparse_model: Path, tmp_path: Path) -> Non
     assert done.returncode == 73
     assert "standard output: cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+FULL_TABLE = """
+import os
+import sys
+import typing
+
+import flashllm.errors
+
+holder = type("holder", (), {})
+try:
+    for number in range(1 << 20):
+        setattr(holder, f"a name to fill the table, {number}", None)
+except MemoryError:
+    try:
+        import flashllm.core
+    except MemoryError:
+        sys.exit("no memory")
+sys.exit("there was memory")
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="tables of names are others there")
+def test_the_core_is_not_begun_where_the_table_of_names_cannot_grow() -> None:
+    """Its own beginning would end the process: nanobind has no other way there."""
+    faults = environment("malloc", "", errno.ENOMEM, least_bytes=1 << 18)
+    done = started([sys.executable, "-c", FULL_TABLE], faults)
+    assert (done.returncode, done.stderr.strip()) == (1, "no memory")
