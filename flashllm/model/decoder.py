@@ -489,6 +489,7 @@ class Decoder:
         self.steps += 1
         self._end_warming()
         self.release()
+        LARGE_ARRAYS.give_back()  # one token has none: what the prompt took is free meanwhile
         hidden = self._tokens.run(context or self.context, token)
         logits: NDArray[np.float32] = self._logits(hidden)[0]
         return logits

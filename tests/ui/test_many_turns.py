@@ -44,6 +44,8 @@ SETTLED = 25
 """By then there are as many widgets as there will be."""
 SIZE = (80, 16)
 MOUNTED_MAX = 2 * MOUNTED_AT_ONCE + FAR_LEAST
+LOOKS = 5
+"""So often the screen has to be the same before it is held to stay so."""
 OBJECTS_PER_TURN = 300
 """Most of them are cached lines of the screen; one widget has as many."""
 CACHED_MORE_MAX = 50
@@ -373,9 +375,14 @@ async def test_a_screen_that_is_higher_than_what_is_mounted_gets_more() -> None:
 
 
 async def _settle(pilot: Pilot[None]) -> None:
-    """Widgets came and went, and what is seen is in its place."""
-    for _ in range(4):
-        await pilot.pause()
+    """Widgets came and went, and what is seen is in its place: it stays as it is for some looks."""
+    looks: list[str] = []
+
+    def is_steady() -> bool:
+        looks.append(screen_text(pilot.app))
+        return len(looks) >= LOOKS and len(set(looks[-LOOKS:])) == 1
+
+    await until(pilot, is_steady)
 
 
 def _questions(app: ChatApp) -> set[int]:

@@ -26,6 +26,8 @@ FAR_SCREENS = 1
 shows dozens of them."""
 NEAR_SCREENS = 0.5
 """More turns get widgets where fewer screens than this are left beyond what is seen."""
+LAYOUTS_MAX = 20
+"""So many refreshes may come before what was mounted has its place."""
 FAR_LEAST = 4
 """Fewer widgets that are far away stay: each time that some go, the rest is laid out anew."""
 
@@ -255,7 +257,8 @@ class Transcript(SingleLayout, VerticalScroll):
             near, top = NEAR_SCREENS * self.size.height, self.scroll_y
             if self._older and top < near:
                 await self._mount_older()
-            elif self._newer and top > self.max_scroll_y - near:
+                return  # it goes on once that has its place
+            if self._newer and top > self.max_scroll_y - near:
                 await self._mount_newer()
             else:
                 await self._remove_far(FAR_SCREENS)
@@ -288,14 +291,24 @@ class Transcript(SingleLayout, VerticalScroll):
             return
         del self._older[-MOUNTED_AT_ONCE:]
         first = self.children[0] if self.children else None
-        above = self.scroll_y - first.virtual_region.y if first is not None else 0
+        place = first.virtual_region.y if first is not None else 0
         await self.mount_all([self._make(turn) for turn in turns], before=first)
-        if first is not None and not self._sticks_to_end:
-            self.call_after_refresh(self._stay_at, first, above)
+        self._is_due = True  # nothing comes or goes until these have their place
+        self.call_after_refresh(self._stay_at, first, place, LAYOUTS_MAX)
 
-    def _stay_at(self, first: Widget, above: float) -> None:
-        y = first.virtual_region.y + above
-        self.scroll_to(y=y, animate=False, force=True, immediate=True)
+    def _stay_at(self, first: Widget | None, place: int, layouts: int) -> None:
+        """What is seen moves as far as `first` did, which was at `place`."""
+        if not self.is_attached:
+            return
+        # A refresh may come before the layout that places what was mounted.
+        if self.children and not self.children[0].virtual_region.height and layouts:
+            self.call_after_refresh(self._stay_at, first, place, layouts - 1)
+            return
+        self._is_due = False
+        if first is not None and first.is_attached and not self._sticks_to_end:
+            y = self.scroll_y + first.virtual_region.y - place
+            self.scroll_to(y=y, animate=False, force=True, immediate=True)
+        self._adapt_later()
 
     async def _mount_newer(self) -> None:
         """Turns below get widgets."""
