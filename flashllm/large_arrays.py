@@ -3,7 +3,8 @@
 The C library maps a block of a mebibyte and more for itself and gives it back when it is freed
 (`system.malloc`), so that its heap stays flat. But then each such array is memory that is touched
 for the first time, and the vectors of a prompt are a dozen of them in each layer. Here a block
-stays after its last array, for the next one, within what models that are open have in their plans.
+stays after its last array, for the next one, within what models that are open have in their plans,
+until somebody gives it back: a decoder does with an answer's first token.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LargeArrays:
         finally:
             with self._lock:
                 self._limits.remove(limit_bytes)
-            self.forget()
+            self._trim()
 
     @property
     def kept_bytes(self) -> int:
@@ -68,7 +69,7 @@ class LargeArrays:
         array.fill(0.0)
         return array
 
-    def forget(self) -> None:
+    def _trim(self) -> None:
         """Gives back the blocks that no array is in, but those that may still be kept."""
         with self._lock:
             limit = max(self._limits, default=0)
@@ -103,7 +104,7 @@ class LargeArrays:
         with self._lock:
             self._used_bytes -= len(block)
             self._free.append(block)
-            self.forget()
+            self._trim()
 
 
 class _Lease:

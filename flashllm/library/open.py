@@ -85,7 +85,7 @@ def demo_model_directory(name: str, progress: Progress | None = None) -> Path:
     directory = demo_directory(name)
     if is_made(directory):
         return directory
-    from flashllm.convert import demo_model  # a tenth of a second, which most answers do not need
+    from flashllm.convert import demo_model  # not where there is nothing to convert: 2 MiB
 
     return Path(demo_model(progress, name))
 

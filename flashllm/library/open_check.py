@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError, UsageError
-from flashllm.flash.demo_places import demo_directory
+from flashllm.flash.demo_places import demo_directory, is_made
 from flashllm.flash.manifest import read_manifest
 from flashllm.flash.model_files import ModelFiles
 from flashllm.hardware.staleness import profile_for
@@ -56,6 +56,5 @@ def _demo_if_made(name: str) -> Path | None:
     """A demo's directory; None while it is yet to be made, which opening does."""
     with contextlib.suppress(FlashllmError, OSError):
         directory = demo_directory(name)
-        read_manifest(directory)
-        return directory
+        return directory if is_made(directory) else None
     return None

@@ -489,7 +489,7 @@ class Decoder:
         self.steps += 1
         self._end_warming()
         self.release()
-        LARGE_ARRAYS.give_back()  # one token has none: what the prompt took is free meanwhile
+        LARGE_ARRAYS.give_back()  # a token's own arrays are small: the prompt's are not needed
         hidden = self._tokens.run(context or self.context, token)
         logits: NDArray[np.float32] = self._logits(hidden)[0]
         return logits

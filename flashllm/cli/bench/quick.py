@@ -229,13 +229,11 @@ def _rates(arguments: Any, way: Any, progress: Progress, remarks: list[str]) -> 
 
 def _converted_demo() -> Path | None:
     """The demo where it is converted already: in the background nothing but the profile is made."""
-    from flashllm.flash.demo_places import demo_directory
-    from flashllm.flash.manifest import read_manifest
+    from flashllm.flash.demo_places import demo_directory, is_made
 
     with contextlib.suppress(FlashllmError):
         directory = demo_directory()
-        read_manifest(directory)
-        return directory
+        return directory if is_made(directory) else None
     return None
 
 
