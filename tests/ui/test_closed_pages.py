@@ -14,9 +14,11 @@ from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.closed_widgets import collect_closed_widgets
 from tests.support.chat_pilot import make_app, ready
 from tests.support.fake_engine import FakeModel
-from tests.support.screens import until
+from tests.support.screens import WAIT_SECONDS, until
 
-OPENED, TRIES = 2, 20
+OPENED = 2
+TRIES = int(WAIT_SECONDS / 0.1)
+"""A search that was begun asks a process of its own for plans: on a busy machine for seconds."""
 
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 0.3])
