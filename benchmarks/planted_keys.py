@@ -9,7 +9,6 @@ These statistics are chosen, not found: what is measured with them is time and b
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from flashllm.kv_cache.context import Context
 from flashllm.kv_cache.layout import SAMPLE_TOKENS
@@ -43,7 +42,7 @@ def fill(context: Context, spec: ModelSpec, tokens: int, seed: int, stretch: int
             values, plain = rows[1], rows[0]
             shared = plain[:, np.arange(count) // stretch]
             keys = np.where(sizes[layer] > 1, shared * sizes[layer], plain)
-            cache.append(layer, torch.from_numpy(keys), torch.from_numpy(values))
+            cache.append(layer, keys, values)
             if isinstance(cache, SelectedCache) and layer in cache.policy.layers:
                 # Only the first tokens' queries are looked at, which choose the index's columns.
                 asked = count if first < SAMPLE_TOKENS else 0

@@ -75,7 +75,8 @@ class SyntheticLayer:
         directions = torch.randn(len(ids), DIRECTIONS, generator=self._inputs)
         noise = torch.randn(len(ids), self._shape.d_model, generator=self._inputs)
         inputs = torch.addmm(noise, directions, self._mix, beta=NOISE)
-        tap(0, inputs, inputs @ self._up.T - self._cut)
+        margin = inputs @ self._up.T - self._cut
+        tap(0, inputs.numpy(), margin.numpy())
 
     def close(self) -> None:
         """Free the weights, as a closed decoder does."""

@@ -3,7 +3,7 @@
     with flashllm.open_model() as model:
         print(model.chat([{"role": "user", "content": "What does ocean mean?"}]).complete().text)
 
-docs/python.md has more. `import flashllm` alone is cheap: torch is imported when a model is opened.
+docs/python.md has more. `import flashllm` alone is cheap: numpy is imported when a model is opened.
 """
 
 from __future__ import annotations

@@ -11,4 +11,7 @@ Index = NDArray[np.intp]
 Values = NDArray[np.float64]
 States = NDArray[np.uint8]
 
+unwarned = np.errstate(invalid="ignore", over="ignore")
+"""Decorates what computes: damaged weights give damaged numbers, which are refused in the end, and
+nobody reads numpy's warnings of them."""
 NO_IDS: Ids = np.zeros(0, dtype=np.int32)

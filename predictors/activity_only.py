@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from flashllm.errors import Interrupted, UsageError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
+from flashllm.large_arrays import Floats
 from flashllm.progress import Progress, SilentProgress
 
 from .calibration_texts import Context, find_calibration
@@ -56,7 +56,7 @@ def measure_activity(
         contexts = model.contexts(text, tokens_max, seed, progress)
         with model.open(contexts) as decoder:
 
-            def tap(layer: int, inputs: torch.Tensor, margin: torch.Tensor) -> None:
+            def tap(layer: int, inputs: Floats, margin: Floats) -> None:
                 bits = _packed(margin > 0)
                 counters[layer].add(bits)
                 used[layer] += count_ones(bits)
@@ -103,9 +103,9 @@ def measure_predictors(
         contexts = model.contexts(text, tokens_max, seed, progress)
         with model.open(contexts, "predicted") as decoder:
 
-            def tap(layer: int, inputs: torch.Tensor, margin: torch.Tensor) -> None:
+            def tap(layer: int, inputs: Floats, margin: Floats) -> None:
                 flags = np.zeros(margin.shape, np.bool_)
-                for row, x in zip(flags, inputs.float().contiguous().numpy(), strict=True):
+                for row, x in zip(flags, np.ascontiguousarray(inputs), strict=True):
                     row[decoder.choose(layer, x)] = True
                 predicted = np.packbits(flags, axis=1, bitorder="little")
                 active = _packed(margin > 0)
@@ -129,9 +129,9 @@ def measure_predictors(
     return report
 
 
-def _packed(flags: torch.Tensor) -> NDArray[np.uint8]:
+def _packed(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Bits [tokens, bytes] of booleans [tokens, d_ffn]."""
-    return np.packbits(flags.numpy(), axis=1, bitorder="little")
+    return np.packbits(flags, axis=1, bitorder="little")
 
 
 def _run(

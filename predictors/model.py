@@ -95,11 +95,10 @@ class ConvertedModel:
 
     def use(self, decoder: Any, tensors: Mapping[str, RawTensor]) -> None:
         """Make a decoder select by these predictors."""
-        from flashllm.engine.loading import KERNEL_THREADS
         from flashllm.model.active_set_selectors import SelectPredicted
+        from flashllm.system.processors import compute_threads
 
-        # Not what torch has: once something was decoded, that is one thread.
-        kernels = core.Kernels(threads=KERNEL_THREADS)
+        kernels = core.Kernels(threads=compute_threads())
         decoder.use(SelectPredicted(tensors, self.spec, kernels))
 
     def up_projection(self, layer: int) -> torch.Tensor:

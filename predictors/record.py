@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flashllm.errors import NotEnoughSpace
+from flashllm.large_arrays import Floats
 from flashllm.progress import Progress
 from flashllm.system.resumable_file import write_error, write_file
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 # An interruption without warning, such as a loss of power, loses at most this much.
 CHECKPOINT_TOKENS = 8_192
 
-Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
+Tap = Callable[[int, Floats, Floats], None]
 """Called with layer, input [tokens, d_model], margin [tokens, d_ffn], chunk by chunk."""
 
 
@@ -150,17 +151,16 @@ class GroupRecording:
         finally:
             self._checkpoint()
 
-    def tap(self, layer: int, ffn_input: torch.Tensor, margin: torch.Tensor) -> None:
+    def tap(self, layer: int, ffn_input: Floats, margin: Floats) -> None:
         """The next tokens of a layer of the current context."""
         if layer not in self._files:
             return
-        inputs = ffn_input.float().clamp(-F16_MAX, F16_MAX).half().numpy()
-        values = margin.float().numpy()
+        inputs = np.clip(ffn_input, -F16_MAX, F16_MAX).astype(np.float16)
         first = self._positions[layer]
-        self._write(layer, first, pack_rows(inputs, values > 0))
+        self._write(layer, first, pack_rows(inputs, margin > 0))
         self._positions[layer] = first + len(inputs)
         training = max(0, self._text.train_tokens - first)
-        self._sums[layer] += values[:training].sum(axis=0, dtype=np.float64)
+        self._sums[layer] += margin[:training].sum(axis=0, dtype=np.float64)
 
     def data(self, layer: int) -> contextlib.AbstractContextManager[LayerData]:
         """What was recorded of a layer."""

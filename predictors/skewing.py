@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.engine.loading import open_decoder
 from flashllm.flash.skewing_file import write_skewing
 from flashllm.kv_cache.dram import KvCache
+from flashllm.large_arrays import Floats
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
@@ -39,18 +39,18 @@ class RecordingCache(KvCache):
         self.queries, self.keys = np.zeros(shape), np.zeros(shape)
         self.tokens = 0
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
+    def append(self, layer: int, keys: Floats, values: Floats) -> int:
         """Stores them, and counts the keys."""
-        own = keys.double().numpy()
+        own = keys.astype(np.float64)
         self.keys[layer] += own.transpose(0, 2, 1) @ own
         return super().append(layer, keys, values)
 
     def attend(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """Attends, and counts the queries [tokens, heads, head_dim]."""
         kv_heads, width = self.queries.shape[1:3]
-        shared = query.double().numpy().reshape(len(query), kv_heads, -1, width)
+        shared = query.astype(np.float64).reshape(len(query), kv_heads, -1, width)
         own = shared.transpose(1, 0, 2, 3).reshape(kv_heads, -1, width)
         self.queries[layer] += own.transpose(0, 2, 1) @ own
         self.tokens += len(query) if layer == 0 else 0

@@ -28,6 +28,7 @@ from flashllm.settings.options import MODEL, MODEL_OPTIONS, SAMPLING_OPTIONS
 from flashllm.system.filesystem import describe_storage, existing_parent
 from flashllm.system.memory_limit import container_limit_bytes
 from flashllm.system.paths import config_file
+from flashllm.system.processors import usable_processors
 
 SCHEMA_VERSION = 1
 _LIBRARIES = ("torch", "numpy")
@@ -71,7 +72,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": processor_name(),
         "cpus": os.cpu_count(),
-        "cpus_allowed": _cpus_allowed(),
+        "cpus_allowed": usable_processors(),
         "isa": _isa(),
         "frequency_mhz": _frequency_mhz(),
         "temperature_celsius": _temperature_celsius(),
@@ -170,10 +171,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpus_allowed() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def _isa() -> str | None:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-import torch
+import numpy as np
 
 import flashllm
 from flashllm.errors import CannotCreate, FlashllmError
@@ -141,7 +141,7 @@ def kept_context_for(
     settings = {
         "model": manifest_hash(store.directory),
         "version": flashllm.__version__,
-        "torch": torch.__version__,
+        "numpy": np.__version__,
         "instructions": decoder.isa,
         "kv_dtype": plan.kv_dtype,
         "selector": plan.select,

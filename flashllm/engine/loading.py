@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-import torch
-
 from flashllm import core
 from flashllm.engine import leftovers
 from flashllm.engine.device_loading import (
@@ -52,14 +50,11 @@ from flashllm.system.library_pages import drop_clean_pages
 from flashllm.system.memory import rss_bytes
 from flashllm.system.memory_limit import container_limit_bytes
 from flashllm.system.paths import cache_dir
+from flashllm.system.processors import compute_threads
 from flashllm.units import MIB
 
 OnLoading = Callable[[int, int], None]
 """Called with the bytes that were read of a model's files while it is opened, and with all."""
-KERNEL_THREADS = torch.get_num_threads()
-"""Threads that compute; counted before anything is decoded, since then torch is left with one."""
-
-
 MakeDecoder = Callable[
     [Store, Mapping[str, RawTensor], Selector | None, Plan, core.Kernels, Sequence[Path]],
     Decoder,
@@ -113,14 +108,18 @@ def load_planned(
     least: bool = False,
     on_loading: OnLoading | None = None,
     stage: Stage | None = None,
+    before_weights: Callable[[], None] = lambda: None,
 ) -> tuple[Decoder, Plan, Store]:
-    """Like `load_decoder`, with a profile that was already found; of a stage only its layers."""
+    """Like `load_decoder`, with a profile that was already found; of a stage only its layers.
+
+    `before_weights` is called when the plan is made and its memory is not taken yet.
+    """
     with (
         opening_errors(directory),
         right_of_way.taken(),
         allocation_errors(f"opening {directory}"),
     ):
-        return _load(directory, options, profile, least, on_loading, stage)
+        return _load(directory, options, profile, least, on_loading, stage, before_weights)
 
 
 def _load(
@@ -130,6 +129,7 @@ def _load(
     least: bool,
     on_loading: OnLoading | None,
     stage: Stage | None,
+    before_weights: Callable[[], None],
 ) -> tuple[Decoder, Plan, Store]:
     malloc.keep_heap_flat()
     # Who keeps an error keeps its frames, and what is open in them.
@@ -144,16 +144,17 @@ def _load(
         chosen = choose_selector(store, options.select)
         sizes = replace(model_sizes(store, chosen), application=options.application_bytes)
         plan = _plan(store, sizes, options.having(select=chosen), profile, least)
+        before_weights()
         direct = options.direct
         store.check_small_files()
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         on_read = _counting(store, chosen, on_loading)
         if device is None or plan.device is None:
-            kernels = core.open_kernels(KERNEL_THREADS, fast=plan.arithmetic == "fast")
+            kernels = core.open_kernels(compute_threads(), fast=plan.arithmetic == "fast")
             opened.callback(kernels.close)
             resident = tile_matrices(store.load_resident(direct, on_read), kernels)
         else:
-            kernels = open_device_kernels(store, device, plan.device, KERNEL_THREADS)
+            kernels = open_device_kernels(store, device, plan.device, compute_threads())
             opened.callback(kernels.close)
             resident = load_resident(store, device, plan.device, direct, on_read)
         selector = make_selector(store, chosen, kernels, direct, resident, on_read)
@@ -254,10 +255,6 @@ def interpreter_bytes() -> int:
     """
     started_bytes = rss_bytes()
     drop_clean_pages()
-    # The libraries under torch allocate at their first use; that has to be measured too.
-    x = torch.ones(64, 64)
-    torch.nn.functional.layer_norm(torch.softmax(x @ x, -1), (64,))
-    torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
     leftovers.measured()
     return max(rss_bytes(), started_bytes - RESERVE_BYTES)
 

@@ -103,11 +103,18 @@ def open_model(
     where, options = Path(directory), options.having(**overrides)
     with opening_errors(where), allocation_errors(f"opening {where}"):
         profile = profile_for(where, options)
+        tokenizers: list[Tokenizer | None] = []
+
+        def load() -> None:
+            # Reading it takes three times what stays, which is given back before weights come.
+            tokenizers.append(load_tokenizer(where))
+            give_back_free_memory()
+
         decoder, plan, store = load_planned(
-            where, options, profile, on_loading=on_loading, stage=stage
+            where, options, profile, on_loading=on_loading, stage=stage, before_weights=load
         )
         try:
-            return Model(decoder, plan, store, options, profile)
+            return Model(decoder, plan, store, tokenizers[0], options, profile)
         except BaseException:
             store.close()
             decoder.close()
@@ -142,6 +149,7 @@ class Model:
         decoder: Decoder,
         plan: Plan,
         store: Store,
+        tokenizer: Tokenizer | None,
         options: ModelOptions = DEFAULT_OPTIONS,
         profile: Profile | None = None,
     ) -> None:
@@ -150,7 +158,7 @@ class Model:
         self._caution = _profile_caution(store.directory, options)
         self._profile = profile
         self._rates: DeviceRates | None = None
-        self._tokenizer = load_tokenizer(store.directory)
+        self._tokenizer = tokenizer
         self.info = describe(store, self._tokenizer is not None)
         self._decoder = decoder
         self._store = store

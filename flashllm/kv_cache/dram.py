@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.core.device_memory import DeviceMemory
 from flashllm.kv_cache.layout import kv_row_bytes
 from flashllm.kv_cache.protocol import ChooseByScores, KeysValues, SeesEverything
 from flashllm.kv_cache.rows import RowWriter, in_order
-from flashllm.large_arrays import LARGE_ARRAYS
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
@@ -79,24 +77,24 @@ class KvCache(SeesEverything):
             self._write(layer, 0, other.encoded(layer, 0, length))
         self.length = length
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
+    def append(self, layer: int, keys: Floats, values: Floats) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then."""
-        end = self.length + keys.shape[1]
+        end = self.length + int(keys.shape[1])
         assert end <= self.context
         for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
             self._writer.write(layer, name, rows, self.length, self._layers[layer][kind])
         return end
 
     def attend(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """Attention of tokens that were just appended: [tokens, heads, head_dim] to the same."""
         tokens, end = query.shape[0], self.length + query.shape[0]
-        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
+        out = LARGE_ARRAYS.empty(*query.shape)
         keys, values = self._layers[layer]
-        queries, result = in_order(query), out.view(-1).numpy()
+        queries, result = in_order(query), out.reshape(-1)
         cache = keys, values, self.dtype, self._columns, self._heads
-        rest = scale, result, None if sinks is None else sinks.numpy()
+        rest = scale, result, sinks
         if tokens == 1:
             first = max(end - window, 0) if window else 0
             self._kernels.attend(queries, *cache, first, end, *rest)
@@ -128,8 +126,8 @@ class KvCache(SeesEverything):
             self._kernels.copy_rows(encoded, own, self.row_bytes, *to)
 
     def attend_decoded(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """The same: everything is seen."""
         return self.attend(layer, query, window, scale, sinks)
 
@@ -139,11 +137,11 @@ class KvCache(SeesEverything):
     def attend_to(
         self,
         layer: int,
-        query: Tensor,
+        query: Floats,
         positions: NDArray[np.int32],
         scale: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+        sinks: Floats | None = None,
+    ) -> Floats:
         """Attention of one token [1, heads, head_dim] to itself and to some that came before it.
 
         `positions` [kv_heads, count] are ascending. The bits are those of attention to a cache that
@@ -160,22 +158,22 @@ class KvCache(SeesEverything):
             self._kernels.copy_rows(
                 self._layers[layer][kind], ids.reshape(-1), row, gathered[kind], places
             )
-        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
+        out = LARGE_ARRAYS.empty(*query.shape)
         cache = keys, values, self.dtype, self._columns, self._heads, 0, count
-        rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
+        rest = scale, out.reshape(-1), sinks
         self._kernels.attend(in_order(query), *cache, *rest)
         return out
 
     def attend_by_scores(
         self,
         layer: int,
-        query: Tensor,
+        query: Floats,
         choose: ChooseByScores,
         scale: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+        sinks: Floats | None = None,
+    ) -> Floats:
         """As `SelectableRows` says."""
-        of_heads = query.numpy()[0].reshape(self._heads, -1, self._columns)
+        of_heads = query[0].reshape(self._heads, -1, self._columns)
         positions = []
         for head, queries in enumerate(of_heads):
             scores = self.scores(layer, head, queries, self.length + 1)

@@ -1,6 +1,6 @@
 """Keys and values of a context: their encodings, and the memory that they take.
 
-Pure arithmetic: no torch, no memory.
+Pure arithmetic.
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@ import weakref
 from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.errors import ReadFailed
@@ -24,7 +22,7 @@ from flashllm.kv_cache.page_staging import Slots, StagedHeads
 from flashllm.kv_cache.protocol import ChooseByScores, KeysValues, SeesEverything
 from flashllm.kv_cache.rows import RowWriter, in_order
 from flashllm.kv_cache.tiers import PageFile, PageRead, Pages
-from flashllm.large_arrays import LARGE_ARRAYS
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
@@ -96,12 +94,12 @@ class PagedKvCache(SeesEverything):
         self.blocks += blocks
         self.length = length
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
+    def append(self, layer: int, keys: Floats, values: Floats) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
 
         Errors are those of `KvCache`, and of `PagePool.writable`.
         """
-        tokens = keys.shape[1]
+        tokens = int(keys.shape[1])
         self._own_blocks(self.length + tokens)
         for first in range(0, tokens, _TOKENS_AT_ONCE):
             own = slice(first, min(first + _TOKENS_AT_ONCE, tokens))
@@ -137,8 +135,8 @@ class PagedKvCache(SeesEverything):
         return self.pool.pages(layer, table)
 
     def attend(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """Attention of tokens that were just appended, as that of `KvCache`.
 
         `ReadFailed` where pages on flash cannot be read back.
@@ -146,7 +144,7 @@ class PagedKvCache(SeesEverything):
         end = self.length + query.shape[0]
         first = max(self.length + 1 - window, 0) if window else 0
         begin = first - first % self._shape.tokens
-        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
+        out = LARGE_ARRAYS.empty(*query.shape)
         for part in self._parts(layer, first, end, attends=True):
             heads = slice(part.first * self._sharing, part.end * self._sharing)
             runs = runs_of(self._shape, part.places, first - begin, end - begin)
@@ -155,8 +153,8 @@ class PagedKvCache(SeesEverything):
         return out
 
     def attend_decoded(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """The same: everything is seen."""
         return self.attend(layer, query, window, scale, sinks)
 
@@ -174,11 +172,11 @@ class PagedKvCache(SeesEverything):
     def attend_to(
         self,
         layer: int,
-        query: Tensor,
+        query: Floats,
         positions: NDArray[np.int32],
         scale: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+        sinks: Floats | None = None,
+    ) -> Floats:
         """Attention of one token [1, heads, head_dim] to itself and to some that came before it.
 
         `positions` [kv_heads, count] are ascending. `ReadFailed` where their pages cannot be read.
@@ -209,22 +207,22 @@ class PagedKvCache(SeesEverything):
     def attend_by_scores(
         self,
         layer: int,
-        query: Tensor,
+        query: Floats,
         choose: ChooseByScores,
         scale: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+        sinks: Floats | None = None,
+    ) -> Floats:
         """As `SelectableRows` says; the next head's keys are read with the present one's values.
 
         `ReadFailed` where pages cannot be read back.
         """
         pages = self.pool.pages(layer, np.array(self.blocks[: self._shape.blocks(self.length + 1)]))
         keys = self._keys_of_heads(pages)
-        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
+        out = LARGE_ARRAYS.empty(*query.shape)
         try:
             for head, (slots, missing) in enumerate(keys):
                 heads = slice(head * self._sharing, (head + 1) * self._sharing)
-                scores = self._page_scores(slots, query[0, heads].numpy(), self.length + 1)
+                scores = self._page_scores(slots, query[0, heads], self.length + 1)
                 chosen = choose(head, np.float32(scale) * scores)
                 tokens = np.append(chosen, self.length).astype(np.int64)
                 blocks = tokens // self._shape.tokens
@@ -284,11 +282,11 @@ class PagedKvCache(SeesEverything):
     def _attend_staged(
         self,
         layer: int,
-        query: Tensor,
+        query: Floats,
         tokens: NDArray[np.int64],
         scale: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
+        sinks: Floats | None,
+    ) -> Floats:
         """The same where there are too few slots: their pages are staged, some heads at a time."""
         size = self._shape.tokens
         pages = self.pool.pages(layer, np.array(self.blocks[: self._shape.blocks(self.length + 1)]))
@@ -297,7 +295,7 @@ class PagedKvCache(SeesEverything):
         np.put_along_axis(is_wanted, tokens // size, True, axis=1)
         self.pool.used(slots[is_wanted & (slots >= 0)])
         slots[~is_wanted & (slots < 0)] = 0  # any place will do: nobody looks there
-        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
+        out = LARGE_ARRAYS.empty(*query.shape)
         for part in self.pool.staging.parts(pages, slots):
             runs = together(
                 [
@@ -354,8 +352,8 @@ class PagedKvCache(SeesEverything):
         return PageFetch(self.pool, pages, list(blocks), self.length if end is None else end)
 
     def attend_runs(
-        self, query: Tensor, runs: Runs, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, query: Floats, runs: Runs, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """Attention of one token, [1, heads, head_dim] to the same, to the rows of `runs` alone.
 
         `runs` are those of a `PageFetch` that was waited for.
@@ -410,12 +408,12 @@ class PagedKvCache(SeesEverything):
             raise
 
     def _attend(
-        self, runs: Runs, query: Tensor, window: int, scale: float, sinks: Tensor | None
-    ) -> Tensor:
+        self, runs: Runs, query: Floats, window: int, scale: float, sinks: Floats | None
+    ) -> Floats:
         memory, tokens, queries = self.pool.memory, query.shape[0], in_order(query)
-        out = torch.from_numpy(LARGE_ARRAYS.empty(*query.shape))
+        out = LARGE_ARRAYS.empty(*query.shape)
         cache = memory, memory, self.dtype, self._columns, *runs
-        rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
+        rest = scale, out.reshape(-1), sinks
         if tokens == 1:
             self._kernels.attend_runs(queries, *cache, *rest)
         else:

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm.kv_cache.fetch_counts import FetchCounts
+from flashllm.large_arrays import Floats
 from flashllm.options import KvDType
 
 ChooseByScores = Callable[[int, NDArray[np.float32]], NDArray[np.int32]]
@@ -25,7 +25,7 @@ class SeesEverything:
         """All of them."""
         return shared
 
-    def speculate(self, layer: int, query: Tensor, scale: float) -> None:
+    def speculate(self, layer: int, query: Floats, scale: float) -> None:
         """Nothing is chosen."""
 
     def expect(self, layer: int, window: int) -> None:
@@ -48,15 +48,15 @@ class KeysValues(Protocol):
     is_damaged: bool
     """Whether some of it cannot be read back: it is of no use, and `truncate(0)` mends it."""
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
+    def append(self, layer: int, keys: Floats, values: Floats) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
 
         `ModelError` for NaN, infinity, or a value that the encoding cannot hold.
         """
 
     def attend(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """Attention of tokens that were just appended: [tokens, heads, head_dim] to the same.
 
         Each sees itself and all before it, or the last `window` of these unless that is 0, and has
@@ -64,8 +64,8 @@ class KeysValues(Protocol):
         """
 
     def attend_decoded(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """The same for one token of an answer, which may see less than all before it."""
 
     def expect(self, layer: int, window: int) -> None:
@@ -82,7 +82,7 @@ class KeysValues(Protocol):
     def speculated_layers(self) -> Collection[int]:
         """Layers in which what a token sees is chosen a layer ahead, by `speculate`."""
 
-    def speculate(self, layer: int, query: Tensor, scale: float) -> None:
+    def speculate(self, layer: int, query: Floats, scale: float) -> None:
         """A guess of a token's queries [heads, head_dim] in one of `speculated_layers`."""
 
     def may_stay(self, shared: int) -> int:
@@ -124,11 +124,11 @@ class SelectableRows(KeysValues, Protocol):
     def attend_to(
         self,
         layer: int,
-        query: Tensor,
+        query: Floats,
         positions: NDArray[np.int32],
         scale: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+        sinks: Floats | None = None,
+    ) -> Floats:
         """Attention of one token [1, heads, head_dim] to itself and to some that came before it.
 
         `positions` [kv_heads, count] are ascending. The bits are those of attention to a cache that
@@ -138,11 +138,11 @@ class SelectableRows(KeysValues, Protocol):
     def attend_by_scores(
         self,
         layer: int,
-        query: Tensor,
+        query: Floats,
         choose: ChooseByScores,
         scale: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+        sinks: Floats | None = None,
+    ) -> Floats:
         """As `attend_to`, with the positions of each key head that `choose` says.
 
         It gets the key head, and the scores of its queries [heads, tokens]; the last token is the

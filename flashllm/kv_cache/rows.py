@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.errors import ModelError
-from flashllm.large_arrays import LARGE_ARRAYS
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.options import KvDType
 
 
-def in_order(x: Tensor) -> NDArray[np.float32]:
-    """The numbers of a tensor in f32, one after another; a copy where they lie otherwise."""
-    if not x.is_contiguous():
-        x = torch.from_numpy(LARGE_ARRAYS.empty(*x.shape)).copy_(x)
-    return x.view(-1).numpy()
+def in_order(x: Floats) -> NDArray[np.float32]:
+    """The numbers of an array, one after another; a copy where they lie otherwise."""
+    if not x.flags.c_contiguous:
+        x, given = LARGE_ARRAYS.empty(*x.shape), x
+        np.copyto(x, given)
+    return x.reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class RowWriter:
     kv_heads: int
 
     def write(
-        self, layer: int, name: str, rows: Tensor, position: int, cache: NDArray[np.uint8]
+        self, layer: int, name: str, rows: Floats, position: int, cache: NDArray[np.uint8]
     ) -> None:
         """Rows [kv_heads, tokens, columns] to `cache`, [kv_heads, capacity, row], at `position`.
 

@@ -7,7 +7,6 @@ from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm.kv_cache.fetch_counts import FetchCounts
 from flashllm.kv_cache.page_reads import MEASURED_LONG_TOKENS, MEASURED_ONE_IN
@@ -15,6 +14,7 @@ from flashllm.kv_cache.protocol import KeysValues, SelectableRows
 from flashllm.kv_cache.recall_control import RecallControl, recall_of
 from flashllm.kv_cache.speculative_fetch import FLOOR_TOKENS, Positions
 from flashllm.kv_cache.token_policies import TokenPolicy
+from flashllm.large_arrays import Floats
 
 _SCATTER, _SCATTER_BITS = 0x9E3779B1, 13
 """Multiplied with a token's number, the bits from the latter on look like chance."""
@@ -104,15 +104,15 @@ class SelectedCache:
         """For the same reason they share no prefix."""
         raise AssertionError
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
+    def append(self, layer: int, keys: Floats, values: Floats) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then."""
         end = self._rows.append(layer, keys, values)
-        self._keys = keys.numpy()
+        self._keys = keys
         return end
 
-    def speculate(self, layer: int, query: Tensor, scale: float) -> None:
+    def speculate(self, layer: int, query: Floats, scale: float) -> None:
         """What a token's queries [heads, head_dim] of a layer will probably be."""
-        positions = self.policy.speculate(layer, query.numpy(), self.length, scale)
+        positions = self.policy.speculate(layer, query, self.length, scale)
         self._rows.prefetch(layer, positions)
 
     def expect(self, layer: int, window: int) -> None:
@@ -121,25 +121,25 @@ class SelectedCache:
             self._rows.expect(layer, window)
 
     def attend(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """As that of the rows: tokens of a prompt see everything."""
         if layer in self.policy.layers:
             assert self._keys is not None
-            queries = query.numpy()
+            queries = query
             self.policy.append(layer, self.length, queries, self._keys)
             self.policy.attended(layer, self.length, queries, scale)
         return self._rows.attend(layer, query, window, scale, sinks)
 
     def attend_decoded(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """One token's attention, to itself and to what the policy chooses."""
         if layer not in self.policy.layers:
             return self._rows.attend(layer, query, window, scale, sinks)
         assert self._keys is not None
-        tokens, queries = self.length, query.numpy()[0]
-        self.policy.append(layer, tokens, query.numpy(), self._keys)
+        tokens, queries = self.length, query[0]
+        self.policy.append(layer, tokens, query, self._keys)
         if self.policy.by_scores and tokens > FLOOR_TOKENS:
             return self._attend_by_scores(layer, query, tokens, scale, sinks)
         positions = self.policy.choose(layer, queries, tokens, scale)
@@ -150,8 +150,8 @@ class SelectedCache:
         return self._rows.attend_to(layer, query, positions, scale, sinks)
 
     def _attend_by_scores(
-        self, layer: int, query: Tensor, tokens: int, scale: float, sinks: Tensor | None
-    ) -> Tensor:
+        self, layer: int, query: Floats, tokens: int, scale: float, sinks: Floats | None
+    ) -> Floats:
         counts, sampled = self.counts, self._sampled_head(layer, tokens)
 
         def choose(head: int, scores: NDArray[np.float32]) -> NDArray[np.int32]:

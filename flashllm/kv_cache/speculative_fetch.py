@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from flashllm.kv_cache.layout import SAMPLE_TOKENS, tokens_max
 from flashllm.kv_cache.partial_index import PartialIndex
 from flashllm.kv_cache.recall_control import RecallControl
+from flashllm.large_arrays import Floats
 
-Floats = NDArray[np.float32]
 Positions = NDArray[np.int32]
 """Of a layer: [kv_heads, count], ascending. Each key head has as many."""
 

@@ -17,12 +17,12 @@ from flashllm.kv_cache.pool import LimitedPool
 from flashllm.kv_cache.recall_control import RecallControl
 from flashllm.kv_cache.speculative_fetch import (
     FLOOR_TOKENS,
-    Floats,
     Positions,
     SpeculativeFetch,
     below_best,
     best_positions,
 )
+from flashllm.large_arrays import Floats
 
 _BLOCK_TOKENS = 16
 """Tokens of a prompt whose attention is counted together."""

@@ -10,7 +10,7 @@ from typing import Any
 from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.model_files import ModelFiles
 from flashllm.library.names import usual_names
-from flashllm.library.scan import TOKENIZER_FILES
+from flashllm.planning.model_facts import TOKENIZER_FILES
 from flashllm.planning.model_info import describe
 from flashllm.units import format_bytes, format_duration, format_rate
 

@@ -15,9 +15,8 @@ from flashllm.flash.manifest import read_manifest
 from flashllm.flash.model_files import ModelFiles
 from flashllm.hardware.staleness import profile_for
 from flashllm.library.models import NO_TOKENIZER, ModelChoice
-from flashllm.library.scan import has_tokenizer
 from flashllm.options import ModelOptions
-from flashllm.planning.model_facts import choose_selector, converted_sizes
+from flashllm.planning.model_facts import choose_selector, converted_sizes, has_tokenizer
 from flashllm.planning.plan import make_plan
 
 

@@ -1,14 +1,13 @@
 """Memory of a process that runs models, before one is loaded: a part of every ceiling.
 
-Measured in a process of its own, since callers here have not loaded torch; kept in the user's cache
-directory as long as versions are the same.
+Measured in a process of its own, since callers here have loaded other things; kept in the user's
+cache directory as long as versions are the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,12 +55,9 @@ def kept_bytes() -> int | None:
 def _key() -> str:
     import importlib.metadata  # brings much, and the chat loads this file before its first frame
 
-    torch_version = "none"
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        torch_version = importlib.metadata.version("torch")
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    versions = f"flashllm {flashllm.__version__}, torch {torch_version}, {sys.version}"
-    return f"{versions}, {threads}, without pages that only imports needed"
+    libraries = f"numpy {importlib.metadata.version('numpy')}"
+    versions = f"flashllm {flashllm.__version__}, {libraries}, {sys.version}"
+    return f"{versions}, without pages that only imports needed"
 
 
 def _sensible(value: object) -> int | None:

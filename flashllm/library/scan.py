@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
-from flashllm.flash.manifest import Manifest, format_requantised
+from flashllm.flash.manifest import format_requantised
 from flashllm.flash.model_files import ModelFiles
 from flashllm.hardware.staleness import profile_for
 from flashllm.library.directories import candidates, looks_converted, shown_name
@@ -22,6 +22,7 @@ from flashllm.planning.advisor import Scenario
 from flashllm.planning.model_facts import (
     choose_selector,
     converted_sizes,
+    has_tokenizer,
     recorded_activity,
     usual_ceiling,
 )
@@ -29,13 +30,7 @@ from flashllm.planning.plan import Sizes
 from flashllm.spec import ModelSpec
 
 SECONDS_MAX = 20.0
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _LOG = logging.getLogger("flashllm")
-
-
-def has_tokenizer(manifest: Manifest) -> bool:
-    """Whether a model came with the files of a tokenizer."""
-    return any(name in manifest.files for name in TOKENIZER_FILES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Opens the model in a process of its own; imported at its start, since torch takes a second."""
+"""Opens the model in a process of its own, which imports this first."""
 
 from __future__ import annotations
 

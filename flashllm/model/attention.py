@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from flashllm import core
 from flashllm.kv_cache.protocol import KeysValues
-from flashllm.large_arrays import LARGE_ARRAYS
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.rope import Rotation
 
@@ -50,18 +49,18 @@ class Attention:
     rotated: bool
     """Whether queries and keys know their positions, in a model with rotary ones."""
     kernels: core.Kernels
-    sinks: Tensor | None  # [heads]
+    sinks: Floats | None  # [heads]
     """Scores of no position, which take their share of the softmax. Source: Xiao et al., arXiv
     2309.17453, section 3.3."""
 
     def __call__(
         self,
-        x: Tensor,
+        x: Floats,
         layer: int,
         spans: Sequence[Span],
         rotation: Rotation | None,
         next_window: int | None = None,
-    ) -> Tensor:
+    ) -> Floats:
         """[tokens, d_model] to [tokens, d_model]: the tokens of spans, one span after another.
 
         Appends to their caches but does not advance them. What a span needs is read ahead while the
@@ -78,18 +77,19 @@ class Attention:
                 spans[0].cache.expect(layer + 1, next_window)
             own = slice(first, first + span.tokens)
             span.cache.append(layer, key[:, own], value[:, own])
-            seen = query[:, own].transpose(0, 1)
+            seen = query[:, own].swapaxes(0, 1)
             cache = span.cache
             attend = cache.attend_decoded if span.is_decoded else cache.attend
             mixed.append(attend(layer, seen, self.window, self.scale, self.sinks))
             first += span.tokens
-        return self.output((mixed[0] if len(mixed) == 1 else torch.cat(mixed)).view(first, -1))
+        together = mixed[0] if len(mixed) == 1 else np.concatenate(mixed)
+        return self.output(together.reshape(first, -1))
 
-    def queries(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+    def queries(self, x: Floats, rotation: Rotation | None) -> Floats:
         """Queries [heads, tokens, head_dim] of tokens [tokens, d_model] at their positions."""
         return self._placed(self.query(x), self.query_norm, rotation)
 
-    def _placed(self, projected: Tensor, norm: Norm | None, rotation: Rotation | None) -> Tensor:
+    def _placed(self, projected: Floats, norm: Norm | None, rotation: Rotation | None) -> Floats:
         """Normed and rotated, in heads."""
         if norm is not None and self.norm_whole:
             projected, norm = norm(projected), None
@@ -99,7 +99,7 @@ class Attention:
         tokens = projected.shape[0]
         heads = LARGE_ARRAYS.empty(projected.shape[1] // self.head_dim, tokens, self.head_dim)
         self.kernels.place_heads(
-            projected.numpy(),
+            projected,
             self.head_dim,
             None if norm is None else norm.weight,
             0.0 if norm is None else norm.eps,
@@ -107,8 +107,8 @@ class Attention:
             None if turned is None else turned.sin,
             heads.reshape(-1),
         )
-        return torch.from_numpy(heads)
+        return heads
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _heads(self, x: Floats) -> Floats:
         # [tokens, heads * head_dim] to [heads, tokens, head_dim]
-        return x.view(x.shape[0], -1, self.head_dim).transpose(0, 1)
+        return x.reshape(x.shape[0], -1, self.head_dim).swapaxes(0, 1)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
+from flashllm.arrays import unwarned
 from flashllm.kv_cache.context import Context
+from flashllm.large_arrays import Floats
 from flashllm.model.attention import Span
 from flashllm.model.ffn_prefill import FeedForwardPrefill
 from flashllm.model.layer_inputs import LayerInputs
@@ -43,10 +42,9 @@ class BlockSchedule:
         self._union_tokens = union_tokens
         self._before_layer = before_layer
 
-    @torch.inference_mode()
-    def run(self, contexts: Sequence[Context], tokens: Sequence[int]) -> Tensor:
+    @unwarned
+    def run(self, contexts: Sequence[Context], tokens: Sequence[int]) -> Floats:
         """Append a token to each context; hidden states [contexts, d_model] behind the layers."""
-        torch.set_num_threads(1)  # as for a token by itself
         transformer = self._transformer
         layers, dense = transformer.spec.n_layers, transformer.spec.dense_layers
         is_few = len(tokens) <= self._union_tokens
@@ -65,7 +63,7 @@ class BlockSchedule:
         self._pool.advance(len(tokens))
         return x
 
-    def _compute(self, layer: int, is_few: bool, inputs: LayerInputs) -> Tensor:
+    def _compute(self, layer: int, is_few: bool, inputs: LayerInputs) -> Floats:
         if is_few:
             return self._feed_forward.needed(layer, inputs)
         keep_tokens = min(self._seed_tokens, len(inputs.ffn))

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
-from flashllm.arrays import Ids
+from flashllm.arrays import Ids, unwarned
 from flashllm.core.device_memory import DeviceMemory
 from flashllm.errors import Cancelled, ModelClosed, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
@@ -32,7 +30,7 @@ from flashllm.kv_cache.partial_index import Skewing
 from flashllm.kv_cache.pool import LimitedPool
 from flashllm.kv_cache.protocol import KeysValues, SelectableRows
 from flashllm.kv_cache.selection import make_keys_values
-from flashllm.large_arrays import LARGE_ARRAYS
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.block_schedule import BlockSchedule
 from flashllm.model.ffn_decode import FeedForwardDecode
@@ -134,7 +132,7 @@ class Decoder:
         self._tokens = TokenSchedule(transformer, self._decode, pool, self._announce)
         self._prompts = PromptSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.needed_tokens,
-            plan.warm_needed_tokens, kernels.threads, self._check_cancelled,
+            plan.warm_needed_tokens, self._check_cancelled,
         )  # fmt: skip
         self._blocks = BlockSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.union_tokens,
@@ -282,7 +280,6 @@ class Decoder:
         self._bytes_asked = nbytes
         self.bytes_released = (sum(self.plan.slots_per_layer) - sum(slots)) * stride
 
-    @torch.inference_mode()
     def warm_up(self) -> float:
         """Reads one more block of what there is room for: of everything, or of a hot set.
 
@@ -380,11 +377,11 @@ class Decoder:
         anything else is computed. The bits are those of a call of `prefill` for each; a layer that
         is read is read once for as many of their tokens as a chunk has.
         """
-        last: dict[int, Tensor] = {}
+        last: dict[int, Floats] = {}
         for done in self._passes(prompts, contexts, cached):
             last.update(zip(done.ended, done.last, strict=True))
         self._check_cancelled()
-        yield from self._logits_of_each(torch.stack([last[at] for at in range(len(prompts))]))
+        yield from self._logits_of_each(np.stack([last[at] for at in range(len(prompts))]))
 
     @property
     def answers_go_beside(self) -> bool:
@@ -473,10 +470,10 @@ class Decoder:
         step = self.context.chunk_tokens
         for start in range(0, len(ids), step):
             hidden = [self._tokens.run(self.context, token) for token in ids[start : start + step]]
-            yield from self._logits_blocks(torch.cat(hidden))
+            yield from self._logits_blocks(np.concatenate(hidden))
 
     def _logits_blocks(
-        self, hidden: Tensor, block_bytes: int = LOGIT_BLOCK_BYTES
+        self, hidden: Floats, block_bytes: int = LOGIT_BLOCK_BYTES
     ) -> Iterator[NDArray[np.float32]]:
         """Logits [a few tokens, vocab] of [tokens, d_model], in order."""
         fitting = block_bytes // (4 * self.spec.vocab_size)
@@ -511,7 +508,7 @@ class Decoder:
         if self._link is not None:
             pieces, in_flight = self._link.micro_batches, self._link.in_flight
         step = -(-len(tokens) // pieces)
-        computed: deque[Tensor] = deque()
+        computed: deque[Floats] = deque()
         for start in range(0, len(tokens), step):
             part = slice(start, start + step)
             computed.append(self._blocks.run(contexts[part], tokens[part]))
@@ -520,7 +517,7 @@ class Decoder:
         while computed:
             yield from self._logits_of_each(computed.popleft())
 
-    def _logits_of_each(self, hidden: Tensor) -> Iterator[NDArray[np.float32]]:
+    def _logits_of_each(self, hidden: Floats) -> Iterator[NDArray[np.float32]]:
         """Logits [vocab] of each of [tokens, d_model], in order."""
         # A step's activations are free again: the head is unpacked once for as many as fit there.
         for block in self._logits_blocks(
@@ -528,13 +525,13 @@ class Decoder:
         ):
             yield from block
 
-    @torch.inference_mode()
+    @unwarned
     def choose(self, layer: int, x: NDArray[np.float32]) -> Ids:
         """Ids that the layer's selector selects for its input `x` [d_model]."""
-        return self._decode.choose(layer, torch.from_numpy(x)[None])
+        return self._decode.choose(layer, x[None])
 
-    @torch.inference_mode()
-    def gate_opens(self, layer: int, x: Tensor) -> Tensor:
+    @unwarned
+    def gate_opens(self, layer: int, x: Floats) -> NDArray[np.bool_]:
         """[tokens, d_ffn]: neurons that the resident gate lets through for [tokens, d_model]."""
         return self._prefill.gate_opens(layer, x)
 
@@ -601,7 +598,7 @@ class Decoder:
         how: Pass,
         progress: Progress | None = None,
         cached: int = 0,
-    ) -> Iterator[Tensor]:
+    ) -> Iterator[Floats]:
         """Hidden states [tokens, d_model] of `ids` after the cached tokens, chunk by chunk."""
         assert 0 < len(ids) <= context.capacity - cached
         self.steps += 1
@@ -609,7 +606,7 @@ class Decoder:
         self.release()
         return self._prompts.run(context, ids, how, progress)
 
-    def _logits(self, hidden: Tensor) -> NDArray[np.float32]:
+    def _logits(self, hidden: Floats) -> NDArray[np.float32]:
         try:
             return self._transformer.logits(hidden)
         except ModelError as error:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm.arrays import Ids
+from flashllm.large_arrays import Floats
 from flashllm.model.active_set_selectors import ActiveSet, Selector, Vector
 from flashllm.model.layer_inputs import LayerInputs, Reads
 from flashllm.model.neurons import FeedForwardWeights
@@ -89,12 +88,12 @@ class FeedForwardDecode:
         """Forget the active sets that were chosen for a cancelled token."""
         self._chosen_early.clear()
 
-    def token(self, layer: int, inputs: LayerInputs) -> Tensor:
+    def token(self, layer: int, inputs: LayerInputs) -> Floats:
         """[1, d_model] to [1, d_model]: the active bundles only, each times its weight."""
         clock, bundles = self._clock, self._bundles
-        beside: Tensor | None = None
+        beside: Floats | None = None
         clock.switch("predict")
-        vector: Vector = inputs.ffn.contiguous().numpy()[0]
+        vector: Vector = np.ascontiguousarray(inputs.ffn)[0]
         out = np.zeros(self._spec.d_model, dtype=np.float32)
         early = self._chosen_early.pop(layer, None)
         active, gate = early or self.active_set(layer, inputs)
@@ -116,14 +115,16 @@ class FeedForwardDecode:
             bundles.add(found.rows, found.ids, found.positions, outputs, weights, out)
         if beside is None:  # there is none, or nothing was needed
             beside = self._weights[layer].beside(inputs.ffn)
-        result = torch.from_numpy(out)[None]
-        return result if beside is None else result.add_(beside)
+        result = out[None]
+        if beside is not None:
+            result += beside
+        return result
 
     def active_set(self, layer: int, inputs: LayerInputs) -> tuple[ActiveSet, Vector | None]:
         """The active set of a token in a layer, and its resident gate's outputs [d_ffn], if any."""
         gate = self._weights[layer].gate_outputs(self._spec, inputs.ffn)
         reads: Reads = "ffn" if self.selector is None else self.selector.reads
-        read: Vector = inputs.of(reads).contiguous().numpy()[0]
+        read: Vector = np.ascontiguousarray(inputs.of(reads))[0]
         return self._select(layer, read, gate), gate
 
     def choose_early(self, layer: int, inputs: LayerInputs) -> Ids:
@@ -132,10 +133,10 @@ class FeedForwardDecode:
         self._chosen_early[layer] = self.active_set(layer, inputs)
         return self._chosen_early[layer][0].ids
 
-    def choose(self, layer: int, x: Tensor) -> Ids:
+    def choose(self, layer: int, x: Floats) -> Ids:
         """Ids that the selector selects for its input [1, d_model]."""
         gate = self._weights[layer].gate_outputs(self._spec, x)
-        return self._select(layer, x.contiguous().numpy()[0], gate).ids
+        return self._select(layer, np.ascontiguousarray(x)[0], gate).ids
 
     def _select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:
         if self.selector is not None:

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.arrays import Ids
 from flashllm.flash.layout import BundleHeader
-from flashllm.large_arrays import LARGE_ARRAYS
-from flashllm.model.activations import Gates, activate_each, activate_times
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
+from flashllm.model.activations import Gates, activate, activate_times
 from flashllm.model.router import SelectRouted
 from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
 from flashllm.weight_cache.block_stream import Block
@@ -91,7 +89,7 @@ class Experts:
         gate = np.empty((len(positions), self._neurons), dtype=np.float32)
         at = (rows, where.row_bytes, 0, self._spec.dtype)
         self._kernels.dot_rows(*at, gates, x, gate.reshape(-1))
-        hidden = activate_each(self._spec, gate).reshape(-1)
+        hidden = activate(self._spec, gate).reshape(-1)
         active = np.flatnonzero(hidden)
         up = np.empty(len(active), dtype=np.float32)
         self._kernels.dot_rows(*at, gates[active] + np.int32(self._neurons), x, up)
@@ -216,11 +214,11 @@ class Stride:
 class ExpertTiles:
     """Adds a layer's experts to the outputs of tokens, each with the tokens that chose it."""
 
-    def __init__(self, experts: Experts, x: Tensor, weights: _Floats) -> None:
+    def __init__(self, experts: Experts, x: Floats, weights: _Floats) -> None:
         """For `x` [tokens, d_model]; `weights` [tokens, n_experts] are zero where not chosen."""
         self.weights = weights
         self._experts = experts
-        self._vectors: _Floats = x.numpy()
+        self._vectors: _Floats = x
         # All pairs of an expert and a token, expert by expert, of each in order of tokens.
         chosen, tokens = np.nonzero(weights.T)
         self._tokens = tokens.astype(np.int32)
@@ -234,10 +232,10 @@ class ExpertTiles:
         """Whole blocks are given: an expert is multiplied alone anyway."""
         return int(self.weights.shape[1])
 
-    def add(self, tile: Block, out: Tensor) -> Tensor:
+    def add(self, tile: Block, out: Floats) -> Floats:
         """Adds the experts of a tile to `out`; their weights [tokens, experts]."""
         ids, positions, rows = tile.parts()
-        sums: _Floats = out.numpy()
+        sums: _Floats = out
         here = [
             (expert, position)
             for expert, position in zip(ids.tolist(), positions.tolist(), strict=True)
@@ -252,7 +250,7 @@ class ExpertTiles:
                 tokens = self._tokens[own]
                 shares = self._experts.of_tokens(rows, position, self._vectors[tokens])
                 self._experts.add_shares(shares, self._of_pair[own], tokens, sums)
-        return torch.from_numpy(self.weights[:, tile.columns])
+        return self.weights[:, tile.columns]
 
     def _own(self, expert: int) -> slice:
         """The pairs of an expert."""

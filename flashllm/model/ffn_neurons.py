@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from flashllm.large_arrays import Floats
 from flashllm.model.activations import activate, combine, margin
 from flashllm.model.neurons import FeedForwardWeights
 from flashllm.model.products import Products
@@ -24,12 +23,12 @@ class NeuronTiles:
     spec: ModelSpec
     weights: FeedForwardWeights
     products: Products
-    x: Tensor  # [tokens, d_model]
-    gate: Tensor | None
+    x: Floats  # [tokens, d_model]
+    gate: Floats | None
     """What the resident gate gives, [tokens, d_ffn]."""
     silent: Callable[[Block], NDArray[np.bool_]] | None = None
     """Which neurons of a tile count as zero, [tokens, bundles]; None: none does."""
-    margins: list[Tensor] | None = field(default=None)
+    margins: list[Floats] | None = field(default=None)
     """Gets the margins of each tile, [tokens, bundles], where somebody wants them."""
 
     @property
@@ -37,7 +36,7 @@ class NeuronTiles:
         """Bundles of a block that are multiplied together."""
         return self.products.tile
 
-    def add(self, tile: Block, out: Tensor) -> Tensor:
+    def add(self, tile: Block, out: Floats) -> Floats:
         """Adds a tile's products to `out`; the neurons' outputs [tokens, bundles]."""
         spec, weights = self.spec, self.weights
         up = self._project(tile, spec.rows_per_neuron - 2, weights.up_bias)
@@ -52,11 +51,13 @@ class NeuronTiles:
         if spec.gated:
             hidden = combine(spec, hidden, up)
         if self.silent is not None:
-            hidden.masked_fill_(torch.from_numpy(self.silent(tile)), 0.0)
+            hidden[self.silent(tile)] = 0.0
         self.products.add_down(tile, hidden, out)
         return hidden
 
-    def _project(self, tile: Block, row: int, bias: Tensor | None) -> Tensor:
+    def _project(self, tile: Block, row: int, bias: Floats | None) -> Floats:
         """[tokens, d_model] to [tokens, bundles] by a row of each bundle and its bias."""
         out = self.products.with_rows(tile, row, self.x)
-        return out if bias is None else out.add_(bias[tile.columns])
+        if bias is not None:
+            out += bias[tile.columns]
+        return out

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.arrays import Ids
-from flashllm.large_arrays import LARGE_ARRAYS
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.activations import activate
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector
 from flashllm.model.ffn_experts import Experts, ExpertTiles
@@ -28,7 +26,7 @@ from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import Block
 from flashllm.weight_cache.pool import BundlePool
 
-Tap = Callable[[int, Tensor, Tensor], None]
+Tap = Callable[[int, Floats, Floats], None]
 """Called with (layer, the selector's input [tokens, d_model], margin [tokens, d_ffn]) where all
 neurons are computed; a neuron is active where its margin is above zero."""
 Chosen = Callable[[int, list[Ids]], None]
@@ -45,7 +43,7 @@ class TileSums(Protocol):
         """Bundles of a block that are given at a time, at most."""
         ...
 
-    def add(self, tile: Block, out: Tensor) -> Tensor:
+    def add(self, tile: Block, out: Floats) -> Floats:
         """Adds a tile to `out`; [tokens, bundles], zero where a token does not use a bundle."""
         ...
 
@@ -84,7 +82,7 @@ class FeedForwardPrefill:
         keep_tokens: int = 0,
         tap: Tap | None = None,
         selected_from: int | None = None,
-    ) -> Tensor:
+    ) -> Floats:
         """[tokens, d_model] to [tokens, d_model]: all neurons, or those that are selected.
 
         Where there is a selector, tokens from number `selected_from` on go through what it selects
@@ -93,15 +91,15 @@ class FeedForwardPrefill:
         free: those that most tokens used, an even share of each block.
         """
         self._clock.switch("ffn")
-        out = torch.from_numpy(LARGE_ARRAYS.zeros(*inputs.ffn.shape))
-        margins: list[Tensor] | None = None if tap is None else []
+        out = LARGE_ARRAYS.zeros(*inputs.ffn.shape)
+        margins: list[Floats] | None = None if tap is None else []
         tiles = self._tiles(layer, inputs, selected_from, margins)
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
             tails, uses = [], []
             fills = self._pool.free_slots(layer) > 0
             for tile in block.pieces(tiles.tile):
-                used: _Floats = tiles.add(tile, out).numpy()
+                used: _Floats = tiles.add(tile, out)
                 tails.append(used[len(out) - keep_tokens :] != 0)
                 if fills:
                     uses.append(np.count_nonzero(used, axis=0))
@@ -110,10 +108,10 @@ class FeedForwardPrefill:
             if fills:
                 self._fill(layer, block, np.concatenate(uses))
         if tap is not None and margins is not None:
-            tap(layer, self._read_by_selector(inputs), torch.cat(margins, dim=1))
+            tap(layer, self._read_by_selector(inputs), np.concatenate(margins, axis=1))
         return self._with_beside(layer, inputs, out)
 
-    def needed(self, layer: int, inputs: LayerInputs) -> Tensor:
+    def needed(self, layer: int, inputs: LayerInputs) -> Floats:
         """[tokens, d_model] to [tokens, d_model]: the bundles that the selector selects.
 
         Reads those that any of the tokens needs, of which there should be few. They stay in the
@@ -122,7 +120,7 @@ class FeedForwardPrefill:
         clock, weights = self._clock, self._weights[layer]
         clock.switch("predict")
         x = inputs.ffn
-        out = torch.from_numpy(LARGE_ARRAYS.zeros(*x.shape))
+        out = LARGE_ARRAYS.zeros(*x.shape)
         tiles: TileSums
         if self._experts is not None:
             tiles = self._expert_tiles(self._experts, layer, inputs)
@@ -145,18 +143,20 @@ class FeedForwardPrefill:
                 tiles.add(tile, out)
         return self._with_beside(layer, inputs, out)
 
-    def _with_beside(self, layer: int, inputs: LayerInputs, out: Tensor) -> Tensor:
+    def _with_beside(self, layer: int, inputs: LayerInputs, out: Floats) -> Floats:
         """`out` [tokens, d_model], with what is added to the outputs of bundles."""
         self._clock.switch("ffn")
         beside = self._weights[layer].beside(inputs.ffn)
-        return out if beside is None else out.add_(beside)
+        if beside is not None:
+            out += beside
+        return out
 
     def _tiles(
         self,
         layer: int,
         inputs: LayerInputs,
         selected_from: int | None,
-        margins: list[Tensor] | None,
+        margins: list[Floats] | None,
     ) -> TileSums:
         """What adds a layer, read whole, to the outputs of these tokens."""
         if self._experts is not None:
@@ -180,10 +180,10 @@ class FeedForwardPrefill:
     def _tiles_of(
         self,
         layer: int,
-        x: Tensor,
-        gate: Tensor | None,
+        x: Floats,
+        gate: Floats | None,
         wanted: Wanted,
-        margins: list[Tensor] | None = None,
+        margins: list[Floats] | None = None,
     ) -> TileSums:
         """What adds those bundles that each token wants; with `margins`, of all bundles."""
         silent = functools.partial(_not_wanted, wanted)
@@ -191,20 +191,20 @@ class FeedForwardPrefill:
         tiles = NeuronTiles(self._spec, weights, products, x, gate, silent, margins)
         if self._neurons is None or margins is not None:
             return tiles
-        gates: _Floats | None = None if gate is None else activate(self._spec, gate).numpy()
-        vectors: _Floats = x.contiguous().numpy()
+        gates: _Floats | None = None if gate is None else activate(self._spec, gate)
+        vectors: _Floats = np.ascontiguousarray(x)
         most = self._spec.bundles_per_layer
         return NeuronSlices(self._neurons, tiles, layer, vectors, gates, wanted, most)
 
     def _expert_tiles(self, experts: Experts, layer: int, inputs: LayerInputs) -> ExpertTiles:
         router = experts.router
-        weights = router.weights(layer, inputs.of(router.reads).contiguous().numpy())
-        return ExpertTiles(experts, inputs.ffn.contiguous(), weights)
+        weights = router.weights(layer, np.ascontiguousarray(inputs.of(router.reads)))
+        return ExpertTiles(experts, np.ascontiguousarray(inputs.ffn), weights)
 
-    def _select_each(self, layer: int, inputs: LayerInputs, gate: Tensor | None) -> ActiveMask:
+    def _select_each(self, layer: int, inputs: LayerInputs, gate: Floats | None) -> ActiveMask:
         assert self.selector is not None, "the oracle selects nothing that is not computed"
-        read: _Floats = self._read_by_selector(inputs).contiguous().numpy()
-        opened: _Floats | None = None if gate is None else activate(self._spec, gate).numpy()
+        read: _Floats = np.ascontiguousarray(self._read_by_selector(inputs))
+        opened: _Floats | None = None if gate is None else activate(self._spec, gate)
         return self.selector.select_each(layer, read, opened)
 
     def selected(
@@ -213,7 +213,7 @@ class FeedForwardPrefill:
         inputs: LayerInputs,
         oracle: bool,
         chosen: Chosen | None,
-    ) -> Tensor:
+    ) -> Floats:
         """[tokens, d_model] to [tokens, d_model]: each token's selected neurons only.
 
         Each token gets the same bits as alone; the layer is read once for all tokens. The oracle
@@ -224,11 +224,11 @@ class FeedForwardPrefill:
         assert self._neurons is not None
         self._clock.switch("ffn")
         x = inputs.ffn
-        vectors: _Floats = x.contiguous().numpy()
+        vectors: _Floats = np.ascontiguousarray(x)
         gates = self._gates(layer, x)
         named: list[ActiveSet] | None = None
         if self.selector is not None and not oracle:
-            read: _Floats = self._read_by_selector(inputs).contiguous().numpy()
+            read: _Floats = np.ascontiguousarray(self._read_by_selector(inputs))
             opened = [None] * len(x) if gates is None else gates
             pairs = zip(read, opened, strict=True)
             named = [self.selector.select(layer, vector, gate) for vector, gate in pairs]
@@ -248,9 +248,9 @@ class FeedForwardPrefill:
         if chosen is not None:
             each = of_each(found) if named is None else [active.ids for active in named]
             chosen(layer, each)
-        return self._with_beside(layer, inputs, torch.from_numpy(out))
+        return self._with_beside(layer, inputs, out)
 
-    def _routed(self, layer: int, inputs: LayerInputs, chosen: Chosen | None) -> Tensor:
+    def _routed(self, layer: int, inputs: LayerInputs, chosen: Chosen | None) -> Floats:
         """The same with experts, of which no token computes others than in `dense`."""
         if chosen is not None and self._experts is not None:
             weights = self._expert_tiles(self._experts, layer, inputs).weights
@@ -271,19 +271,20 @@ class FeedForwardPrefill:
                 yield (layer + (block.first + len(block)) / bundles) / layers
         self._pool.end_expecting()
 
-    def gate_opens(self, layer: int, x: Tensor) -> Tensor:
+    def gate_opens(self, layer: int, x: Floats) -> NDArray[np.bool_]:
         """[tokens, d_ffn]: neurons that the resident gate lets through for [tokens, d_model]."""
         gate = self._weights[layer].gate
         assert gate is not None, "asked only where the gate is resident"
-        return activate(self._spec, gate(x)) != 0
+        opens: NDArray[np.bool_] = activate(self._spec, gate(x)) != 0
+        return opens
 
-    def _gates(self, layer: int, x: Tensor) -> _Floats | None:
+    def _gates(self, layer: int, x: Floats) -> _Floats | None:
         """A resident gate's outputs for several tokens, [tokens, d_ffn], bit for bit as for one."""
         weights = self._weights[layer]
         gates = [weights.gate_outputs(self._spec, x[t : t + 1]) for t in range(len(x))]
         return None if gates[0] is None else np.stack([gate for gate in gates if gate is not None])
 
-    def _read_by_selector(self, inputs: LayerInputs) -> Tensor:
+    def _read_by_selector(self, inputs: LayerInputs) -> Floats:
         return inputs.ffn if self.selector is None else inputs.of(self.selector.reads)
 
     def _keep(self, layer: int, block: Block, active: NDArray[np.bool_], tokens: int) -> None:

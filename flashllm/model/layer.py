@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.attention import Attention
-from flashllm.model.encoded_rows import vector
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.neurons import FeedForwardWeights
 from flashllm.model.products import Products
@@ -57,7 +55,7 @@ class ResidentParts:
                 scale=spec.attention_scale or spec.head_dim**-0.5,
                 window=spec.attention_window(index),
                 rotated=index not in spec.unrotated_layers,
-                sinks=self._vector(f"{name}.attn.sinks"),
+                sinks=self._floats(f"{name}.attn.sinks"),
                 kernels=self.kernels,
             ),
             ffn_norm=None if spec.shared_norm else self.norm(f"{name}.ffn_norm"),
@@ -70,9 +68,9 @@ class ResidentParts:
         own_norm = self.spec.norm_placement == "pre" and not self.spec.shared_norm
         return FeedForwardWeights(
             gate=self.linear(f"{name}.gate") if resident_gate else None,
-            gate_bias=None if resident_gate else self._vector(f"{name}.gate.bias"),
-            up_bias=self._vector(f"{name}.up.bias"),
-            down_bias=self._vector(f"{name}.down.bias"),
+            gate_bias=None if resident_gate else self._floats(f"{name}.gate.bias"),
+            up_bias=self._floats(f"{name}.up.bias"),
+            down_bias=self._floats(f"{name}.down.bias"),
             norm=self.norm(f"layers.{index}.ffn_norm") if own_norm else None,
             shared=self._shared_expert(f"layers.{index}"),
         )
@@ -112,7 +110,3 @@ class ResidentParts:
     def _floats(self, name: str) -> NDArray[np.float32] | None:
         tensor = self.tensors.get(name)
         return None if tensor is None else tensor.floats()
-
-    def _vector(self, name: str) -> Tensor | None:
-        tensor = self.tensors.get(name)
-        return None if tensor is None else vector(tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
+from flashllm.large_arrays import Floats
 
 Reads = Literal["ffn", "stream", "block"]
 """Which of these inputs something reads."""
@@ -15,15 +15,15 @@ Reads = Literal["ffn", "stream", "block"]
 class LayerInputs:
     """The same tokens at three points of a block, each [tokens, d_model]."""
 
-    ffn: Tensor
+    ffn: Floats
     """What the feed-forward layer multiplies: in most models what a norm gives."""
-    stream: Tensor
+    stream: Floats
     """The residual stream there: the input of that norm."""
-    block: Tensor
+    block: Floats
     """The residual stream as it came into the block, before attention and its norm."""
 
     @classmethod
-    def before_attention(cls, block: Tensor) -> LayerInputs:
+    def before_attention(cls, block: Floats) -> LayerInputs:
         """What is known before attention, for those who read nothing else."""
         return cls(block, block, block)
 
@@ -31,7 +31,7 @@ class LayerInputs:
         """Of the tokens from number `first` on."""
         return LayerInputs(self.ffn[first:], self.stream[first:], self.block[first:])
 
-    def of(self, reads: Reads) -> Tensor:
+    def of(self, reads: Reads) -> Floats:
         """The one that somebody reads."""
-        inputs: dict[Reads, Tensor] = {"ffn": self.ffn, "stream": self.stream, "block": self.block}
+        inputs: dict[Reads, Floats] = {"ffn": self.ffn, "stream": self.stream, "block": self.block}
         return inputs[reads]

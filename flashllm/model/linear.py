@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.large_arrays import LARGE_ARRAYS
-from flashllm.model.encoded_rows import vector
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.products import Products
 
 
@@ -22,18 +19,20 @@ class Linear:
     """`x @ weight.T + bias` for a weight [out, in] that stays encoded in DRAM."""
 
     weight: RawTensor
-    bias: Tensor | None  # [out]
+    bias: Floats | None  # [out]
     products: Products
 
     @classmethod
     def of(cls, weight: RawTensor, bias: RawTensor | None, products: Products) -> Linear:
         """The layer with this weight and bias."""
-        return cls(weight, None if bias is None else vector(bias), products)
+        return cls(weight, None if bias is None else bias.floats(), products)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Floats) -> Floats:
         """[tokens, in] to [tokens, out], in f32."""
         out = self.products.with_matrix(self.weight, x)
-        return out if self.bias is None else out.add_(self.bias)
+        if self.bias is not None:
+            out += self.bias
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,10 @@ class Norm:
     bias: NDArray[np.float32] | None  # [width]
     kernels: core.Kernels
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Floats) -> Floats:
         """[tokens, width] to the same shape."""
         out = LARGE_ARRAYS.empty(*x.shape)
-        rows = x.contiguous().numpy()
+        rows = np.ascontiguousarray(x)
         centred = self.kind == "layer"
         self.kernels.norm_rows(rows, self.weight, self.bias, centred, self.eps, out)
-        return torch.from_numpy(out)
+        return out

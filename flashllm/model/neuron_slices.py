@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
+from flashllm.large_arrays import Floats
 from flashllm.model.active_set_selectors import ActiveMask
 from flashllm.model.ffn_neurons import NeuronTiles
 from flashllm.model.neurons import Neurons
@@ -79,15 +78,15 @@ class NeuronSlices:
     tile: int
     """Bundles of a block that are given at a time."""
 
-    def add(self, tile: Block, out: Tensor) -> Tensor:
+    def add(self, tile: Block, out: Floats) -> Floats:
         """Adds a block to `out`; [tokens, bundles], zero where a token does not use a bundle."""
         wanted = self.wanted(tile)
         if is_less_work(wanted):
             return self._add_own(tile, wanted, out)
         pieces = [self.tiles.add(piece, out) for piece in tile.pieces(self.tiles.tile)]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
 
-    def _add_own(self, tile: Block, wanted: NDArray[np.bool_], out: Tensor) -> Tensor:
+    def _add_own(self, tile: Block, wanted: NDArray[np.bool_], out: Floats) -> Floats:
         ids, _, _ = tile.parts()
         count, ends = len(wanted), np.empty(len(wanted), np.int32)
         columns = np.empty(np.count_nonzero(wanted), np.int32)
@@ -98,6 +97,6 @@ class NeuronSlices:
         own = BlockSlice(ids[columns], tokens, ends)
         hidden = np.zeros(wanted.shape, np.float32)
         hidden.reshape(-1)[tokens * np.int32(wanted.shape[1]) + columns] = (
-            self.neurons.add_block_slice(self.layer, tile, own, self.x, self.gates, out.numpy())
+            self.neurons.add_block_slice(self.layer, tile, own, self.x, self.gates, out)
         )
-        return torch.from_numpy(hidden)
+        return hidden

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.arrays import Ids
+from flashllm.large_arrays import Floats
 from flashllm.model.activations import activate, combine
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.resident_ffn import SharedExpert
@@ -32,22 +31,22 @@ class FeedForwardWeights:
 
     gate: Linear | None
     """The gate with its bias, where its rows are not on flash."""
-    gate_bias: Tensor | None  # [d_ffn], where they are
-    up_bias: Tensor | None  # [d_ffn]
-    down_bias: Tensor | None  # [d_model]
+    gate_bias: Floats | None  # [d_ffn], where they are
+    up_bias: Floats | None  # [d_ffn]
+    down_bias: Floats | None  # [d_model]
     norm: Norm | None
     """The norm before the layer; None where norms follow the layers."""
     shared: SharedExpert | None = None
     """The expert that all tokens go through, beside those that are chosen."""
 
-    def gate_outputs(self, spec: ModelSpec, x: Tensor) -> _Floats | None:
+    def gate_outputs(self, spec: ModelSpec, x: Floats) -> _Floats | None:
         """The resident gate's outputs [d_ffn] for [1, d_model]; None where it is on flash."""
         if self.gate is None:
             return None
-        outputs: _Floats = activate(spec, self.gate(x)[0]).numpy()
+        outputs: _Floats = activate(spec, self.gate(x)[0])
         return outputs
 
-    def beside(self, x: Tensor) -> Tensor | None:
+    def beside(self, x: Floats) -> Floats | None:
         """What is added to the outputs of bundles, for the layer's input [tokens, d_model].
 
         The bias of the down projection, or the output of the shared expert; None for nothing.
@@ -97,11 +96,11 @@ class Neurons:
         spec, weights = self._spec, self._weights[layer]
         up = self._dots(rows, self._up_offset, positions, ids, x, weights.up_bias, ends)
         if gate is not None:
-            return combine(spec, torch.from_numpy(gate), up).numpy()
+            return combine(spec, gate, up)
         if spec.gate == "none":
-            return activate(spec, up).numpy()
+            return activate(spec, up)
         deciding = self._dots(rows, 0, positions, ids, x, weights.gate_bias, ends)
-        return combine(spec, activate(spec, deciding), up).numpy()
+        return combine(spec, activate(spec, deciding), up)
 
     def _dots(
         self,
@@ -110,9 +109,9 @@ class Neurons:
         positions: Ids,
         ids: Ids,
         x: _Floats,
-        bias: Tensor | None,
+        bias: Floats | None,
         ends: Ids | None,
-    ) -> Tensor:
+    ) -> Floats:
         dots = np.empty(len(ids), dtype=np.float32)
         where = (rows, self.stride, offset, self._spec.dtype, positions)
         if ends is None:
@@ -120,8 +119,8 @@ class Neurons:
         else:
             self._kernels.dot_rows_each(*where, ends, x.reshape(-1), dots)
         if bias is not None:
-            dots += bias.numpy()[ids]
-        return torch.from_numpy(dots)
+            dots += bias[ids]
+        return dots
 
     def add(
         self,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+import numpy as np
 
 from flashllm.arrays import Ids
+from flashllm.large_arrays import Floats
 from flashllm.model.active_set_selectors import Selector, Vector
 from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.linear import Norm
@@ -36,7 +37,7 @@ LOADED_FADE = 0.1
 class Prefetcher(Protocol):
     """Is called at the points of a token at which reads may begin."""
 
-    def before_attention(self, layer: int, stream: Tensor, known: LayerInputs | None) -> None:
+    def before_attention(self, layer: int, stream: Floats, known: LayerInputs | None) -> None:
         """A layer's attention comes next.
 
         `known` is what its selector reads, where that is already known: in a parallel block, and
@@ -44,7 +45,7 @@ class Prefetcher(Protocol):
         `stream` [1, d_model].
         """
 
-    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
+    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Floats) -> None:
         """A layer's own reads are under way; `stream` [1, d_model] is its residual."""
 
 
@@ -138,24 +139,24 @@ class PredictorPrefetcher:
         self._clock = clock
         self.shares = shares
 
-    def before_attention(self, layer: int, stream: Tensor, known: LayerInputs | None) -> None:  # noqa: ARG002
+    def before_attention(self, layer: int, stream: Floats, known: LayerInputs | None) -> None:  # noqa: ARG002
         """Prefetches for this layer, by `overlap`; always for layer 0, which has no predecessor."""
         if self._overlap == "attention" or layer == 0:
             self._prefetch(layer, stream)
 
-    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
+    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Floats) -> None:
         """Learns how good this layer's prefetch was, and prefetches for the next layer."""
         self.shares.learn(layer, reads)
         if self._overlap == "layer" and layer + 1 < len(self._norms):
             self._prefetch(layer + 1, stream)
 
-    def _prefetch(self, layer: int, stream: Tensor) -> None:
+    def _prefetch(self, layer: int, stream: Floats) -> None:
         if self.shares.is_worthwhile(layer):
             self._clock.switch("predict")
             norm = self._norms[layer]
             is_stream = self._selector.reads == "stream"
             read = stream if norm is None or is_stream else norm(stream)
-            ranked = self._selector.ranked(layer, read.contiguous().numpy()[0])
+            ranked = self._selector.ranked(layer, np.ascontiguousarray(read)[0])
             self._pool.prefetch(layer, self.shares.cut(layer, ranked))
 
 
@@ -167,12 +168,12 @@ class ExactPrefetcher:
         self._choose_early = choose_early
         self._pool = pool
 
-    def before_attention(self, layer: int, stream: Tensor, known: LayerInputs | None) -> None:  # noqa: ARG002
+    def before_attention(self, layer: int, stream: Floats, known: LayerInputs | None) -> None:  # noqa: ARG002
         """Selects the active set now, and begins to read all of it."""
         assert known is not None
         self._pool.prefetch(layer, self._choose_early(layer, known), is_certain=True)
 
-    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
+    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Floats) -> None:
         """Does nothing: everything has been read already."""
 
 

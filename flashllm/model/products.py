@@ -7,13 +7,11 @@ cached prefix may end anywhere in it (`kv_cache.context_tokens`).
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.large_arrays import LARGE_ARRAYS
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
 from flashllm.weight_cache.rounds import block_ends
@@ -28,25 +26,25 @@ class Products:
         self._spec = spec
         self._kernels = kernels
 
-    def with_matrix(self, weight: RawTensor, x: Tensor) -> Tensor:
+    def with_matrix(self, weight: RawTensor, x: Floats) -> Floats:
         """`x @ weight.T` of an encoded weight [out, in]: [tokens, in] to [tokens, out]."""
-        out = torch.from_numpy(LARGE_ARRAYS.empty(x.shape[0], weight.shape[0]))
-        vectors = x.contiguous().numpy()
-        self._kernels.matmul(weight.raw, weight.dtype, vectors, out.numpy(), weight.is_tiled)
+        out = LARGE_ARRAYS.empty(x.shape[0], weight.shape[0])
+        vectors = np.ascontiguousarray(x)
+        self._kernels.matmul(weight.raw, weight.dtype, vectors, out, weight.is_tiled)
         return out
 
-    def with_rows(self, block: Block, row: int, x: Tensor) -> Tensor:
+    def with_rows(self, block: Block, row: int, x: Floats) -> Floats:
         """`x` times row number `row` of each bundle: [tokens, d_model] to [tokens, bundles]."""
-        out = torch.from_numpy(LARGE_ARRAYS.empty(x.shape[0], len(block)))
-        self._kernels.dot_rows_all(*self._rows(block, row), x.contiguous().numpy(), out.numpy())
+        out = LARGE_ARRAYS.empty(x.shape[0], len(block))
+        self._kernels.dot_rows_all(*self._rows(block, row), np.ascontiguousarray(x), out)
         return out
 
-    def add_down(self, block: Block, hidden: Tensor, out: Tensor) -> None:
+    def add_down(self, block: Block, hidden: Floats, out: Floats) -> None:
         """Adds the last row of each bundle times `hidden` [tokens, bundles] to `out`."""
         ids, _, _ = block.parts()
         where = self._rows(block, self._spec.rows_per_neuron - 1)
-        weights = hidden.contiguous().numpy()
-        self._kernels.weighted_sum_rows_all(*where, weights, block_ends(ids), out.numpy())
+        weights = np.ascontiguousarray(hidden)
+        self._kernels.weighted_sum_rows_all(*where, weights, block_ends(ids), out)
 
     def _rows(
         self, block: Block, row: int

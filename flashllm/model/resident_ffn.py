@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from flashllm.large_arrays import Floats
 from flashllm.model.activations import Gates, activate_times, sigmoid
 from flashllm.model.linear import Linear
 from flashllm.spec import ModelSpec
@@ -24,11 +22,11 @@ class ResidentFfn:
     up: Linear
     down: Linear
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Floats) -> Floats:
         """[tokens, d_model] to [tokens, d_model]."""
-        gate, up = self.gate(x).numpy(), self.up(x).numpy()
+        gate, up = self.gate(x), self.up(x)
         hidden = activate_times(self.spec, gate, up, Gates())
-        return self.down(torch.from_numpy(hidden))
+        return self.down(hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,10 @@ class SharedExpert:
     router: Linear | None  # [1, d_model]
     """What a sigmoid turns into the weight of its output; None where that is always 1."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Floats) -> Floats:
         """[tokens, d_model] to [tokens, d_model]."""
         out = self.ffn(x)
         if self.router is None:
             return out
-        return out.mul_(torch.from_numpy(sigmoid(self.router(x).numpy())))
+        out *= sigmoid(self.router(x))
+        return out

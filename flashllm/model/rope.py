@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from flashllm.large_arrays import Floats
 from flashllm.spec import Rope
 
 
@@ -47,9 +46,7 @@ class Positions:
 
     def at(self, runs: Sequence[range]) -> Rotations:
         """The rotations of runs of tokens, one run after another, by their positions."""
-        positions = torch.cat(
-            [torch.arange(run.start, run.stop, dtype=torch.float32) for run in runs]
-        )
+        positions = np.concatenate([np.arange(run.start, run.stop) for run in runs])
         everywhere = self._everywhere.at(positions)
         windowed = self._windowed
         return Rotations(everywhere, windowed.at(positions) if windowed else everywhere)
@@ -62,24 +59,23 @@ class Rotary:
         self._factor = rope.attention_factor
         self._frequencies = frequencies(rope)
 
-    def at(self, positions: Tensor) -> Rotation:
-        """The rotation of tokens at these positions [tokens]: each has the bits it has alone.
-
-        Torch computes the last few values of a tensor by other functions than the rest, and numpy
-        does not.
-        """
-        angles = torch.outer(positions, self._frequencies).double().numpy()
+    def at(self, positions: NDArray[np.int64]) -> Rotation:
+        """The rotation of tokens at these positions [tokens]: each has the bits it has alone."""
+        # Angles in f32, as models were trained with them; what is taken of them is exact.
+        angles = np.multiply.outer(positions.astype(np.float32), self._frequencies).astype(float)
         factor = np.float32(self._factor)
         cos, sin = (of(angles).astype(np.float32) * factor for of in (np.cos, np.sin))
         return Rotation(cos, sin)
 
 
-def frequencies(rope: Rope) -> Tensor:
+def frequencies(rope: Rope) -> Floats:
     """Radians a token, [dims / 2], from the fastest to the slowest."""
-    exponents = torch.arange(0, rope.dims, 2, dtype=torch.float32) / rope.dims
-    plain = 1.0 / rope.theta**exponents
+    exponents = np.arange(0, rope.dims, 2, dtype=np.float32) / np.float32(rope.dims)
+    powers = np.power(float(rope.theta), exponents.astype(float)).astype(np.float32)
+    plain: Floats = np.float32(1) / powers
     if rope.scaling == "linear":
-        return plain / rope.factor
+        slower: Floats = plain / np.float32(rope.factor)
+        return slower
     if rope.scaling == "llama3":
         return _ramp_by_wavelength(rope, plain)
     if rope.scaling == "yarn":
@@ -87,14 +83,15 @@ def frequencies(rope: Rope) -> Tensor:
     return plain
 
 
-def _ramp_by_wavelength(rope: Rope, plain: Tensor) -> Tensor:
+def _ramp_by_wavelength(rope: Rope, plain: Floats) -> Floats:
     """Keeps frequencies of which `original_positions` hold many periods; divides the low ones."""
-    turns = rope.original_positions * plain / (2 * math.pi)
-    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    return torch.lerp(plain / rope.factor, plain, ramp.clamp(0.0, 1.0))
+    turns = np.float32(rope.original_positions) * plain / np.float32(2 * math.pi)
+    steepness = np.float32(rope.high_freq_factor - rope.low_freq_factor)
+    ramp = (turns - np.float32(rope.low_freq_factor)) / steepness
+    return _between(plain / np.float32(rope.factor), plain, ramp)
 
 
-def _ramp_by_dimension(rope: Rope, plain: Tensor) -> Tensor:
+def _ramp_by_dimension(rope: Rope, plain: Floats) -> Floats:
     """As above, with a ramp that is straight over the dimensions."""
 
     def dimension(turns: float) -> float:
@@ -107,5 +104,12 @@ def _ramp_by_dimension(rope: Rope, plain: Tensor) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dims - 1)
     width = high - low if high != low else 0.001  # no division by zero
-    ramp = ((torch.arange(rope.dims // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
-    return torch.lerp(plain, plain / rope.factor, ramp)
+    ramp = (np.arange(rope.dims // 2, dtype=np.float32) - np.float32(low)) / np.float32(width)
+    return _between(plain, plain / np.float32(rope.factor), ramp)
+
+
+def _between(start: Floats, end: Floats, ramp: Floats) -> Floats:
+    """From `start` where the ramp is 0 or below it to `end` where it is 1 or above."""
+    share = np.clip(ramp, np.float32(0), np.float32(1))
+    rise = end - start
+    return np.where(share < 0.5, start + share * rise, end - (np.float32(1) - share) * rise)

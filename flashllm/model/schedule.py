@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from flashllm.arrays import unwarned
 from flashllm.kv_cache.context import Context
+from flashllm.large_arrays import Floats
 from flashllm.model.attention import Span
 from flashllm.model.ffn_decode import FeedForwardDecode
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
 from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.transformer import Transformer
-from flashllm.planning.latency_model import ONE_THREAD_WEIGHTS
 from flashllm.weight_cache.pool import BundlePool
 
 Mode = Literal["dense", "selected", "oracle", "needed", "decoded"]
@@ -60,9 +58,9 @@ class PromptsPass:
 
     ended: tuple[int, ...]
     """The prompts, by number, of which the last token was among them."""
-    last: Tensor  # [ended, d_model]
+    last: Floats  # [ended, d_model]
     """Of that token of each, behind the last layer."""
-    beside: Tensor  # [beside, d_model]
+    beside: Floats  # [beside, d_model]
     """The same of the tokens that went beside them."""
 
 
@@ -82,12 +80,9 @@ class TokenSchedule:
         self._pool = pool
         self._before_layer = before_layer
 
-    @torch.inference_mode()
-    def run(self, context: Context, token: int) -> Tensor:
+    @unwarned
+    def run(self, context: Context, token: int) -> Floats:
         """Append a token to the context; its hidden state [1, d_model] after the last layer."""
-        # Torch's pool waits for its threads after every small step, and on a busy machine that wait
-        # is most of a token; the row kernels have threads of their own.
-        torch.set_num_threads(1)
         transformer, feed_forward = self._transformer, self._feed_forward
         feed_forward.forget()
         self._pool.end_expecting()
@@ -110,7 +105,7 @@ class TokenSchedule:
         self._before_layer(transformer.spec.n_layers)
         return x
 
-    def _before_attention(self, index: int, x: Tensor, normed: Tensor) -> None:
+    def _before_attention(self, index: int, x: Floats, normed: Floats) -> None:
         if not self._feed_forward.prefetchers:
             return
         known, spec = None, self._transformer.spec
@@ -133,7 +128,6 @@ class PromptSchedule:
         seed_tokens: int,
         needed_tokens: int,
         warm_needed_tokens: int,
-        threads: int,
         before_layer: Callable[[], None],
     ) -> None:
         """Bundles of the last `seed_tokens` of a prompt stay; `before_layer` may stop it.
@@ -147,13 +141,11 @@ class PromptSchedule:
         self._seed_tokens = seed_tokens
         self._needed_tokens = needed_tokens
         self._warm_needed_tokens = warm_needed_tokens
-        spec = transformer.spec
-        self._threads = 1 if spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS else threads
         self._before_layer = before_layer
 
     def run(
         self, context: Context, ids: Sequence[int], how: Pass, progress: Progress | None = None
-    ) -> Iterator[Tensor]:
+    ) -> Iterator[Floats]:
         """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk."""
         step, layers = context.chunk_tokens, self._transformer.spec.bundled_layers
         chunks = [list(ids[start : start + step]) for start in range(0, len(ids), step)]
@@ -209,7 +201,7 @@ class PromptSchedule:
                     ended.append(at)
                     rows.append(first - 1)
             # Copies: the rest of `x` is not kept.
-            yield PromptsPass(tuple(ended), x[rows], x[first:].clone())
+            yield PromptsPass(tuple(ended), x[rows], x[first:].copy())
 
     def _is_few(self, how: Pass, chunk: Sequence[int]) -> bool:
         return how.mode == "needed" and len(chunk) <= how.few_tokens
@@ -220,18 +212,17 @@ class PromptSchedule:
         few_tokens = self._warm_needed_tokens if is_warm else self._needed_tokens
         return dataclasses.replace(how, few_tokens=few_tokens)
 
-    @torch.inference_mode()
+    @unwarned
     def _chunk(
         self,
         pieces: Sequence[tuple[Context, list[int]]],
         how: Pass,
         going: Sequence[Pending] = (),
-    ) -> Tensor:
+    ) -> Floats:
         """Appends ids to each of several contexts, then a token to each of those that are `going`.
 
         [tokens, d_model], piece after piece.
         """
-        torch.set_num_threads(self._threads)
         transformer = self._transformer
         spans = [Span(context.keys_values, len(own)) for context, own in pieces]
         spans += [Span(context.keys_values, 1, is_decoded=True) for context, _ in going]
@@ -263,7 +254,7 @@ class PromptSchedule:
         selected_from: int | None,
         is_few: bool,
         inputs: LayerInputs,
-    ) -> Tensor:
+    ) -> Floats:
         if is_few:
             return self._feed_forward.needed(index, inputs)
         if how.mode in ("dense", "needed"):

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+from flashllm.large_arrays import Floats
 
 
 class StageLink(Protocol):
@@ -32,10 +33,10 @@ class StageLink(Protocol):
     def in_flight(self) -> int:
         """Pieces that may be under way before their logits are asked for."""
 
-    def receive(self, tokens: int) -> Tensor:
+    def receive(self, tokens: int) -> Floats:
         """Hidden states [tokens, d_model] from the stage before."""
 
-    def send(self, hidden: Tensor) -> None:
+    def send(self, hidden: Floats) -> None:
         """Passes hidden states on to the next stage; the last one has none."""
 
     def logits(self, tokens: int) -> NDArray[np.float32]:

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
+from flashllm.arrays import unwarned
 from flashllm.errors import ModelError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.tensor_table import EMBEDDING, HEAD, POSITIONS
+from flashllm.large_arrays import Floats
 from flashllm.model.attention import Span
-from flashllm.model.encoded_rows import Table, torch_view
+from flashllm.model.encoded_rows import Table
 from flashllm.model.layer import ResidentParts
 from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.products import Products
@@ -30,11 +30,11 @@ from flashllm.model.stage_link import StageLink
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 
-FeedForwardCall = Callable[[LayerInputs], Tensor]
+FeedForwardCall = Callable[[LayerInputs], Floats]
 """From what the feed-forward layer can read to its output."""
-LayerObserver = Callable[[int, Tensor, Tensor, Tensor], None]
+LayerObserver = Callable[[int, Floats, Floats, Floats], None]
 """Called with a layer's number and the stream as it came, behind attention, and as it left."""
-BeforeAttention = Callable[[Tensor, Tensor], None]
+BeforeAttention = Callable[[Floats, Floats], None]
 """Called with the residual stream and attention's input."""
 
 
@@ -67,7 +67,7 @@ class Transformer:
         is_first, is_last = link is None or link.is_first, link is None or link.is_last
         self._embedding = Table(resident[EMBEDDING], kernels) if is_first else None
         positions = resident.get(POSITIONS)
-        self._positions = None if positions is None else torch_view(positions)
+        self._positions = None if positions is None else Table(positions, kernels)
         self._rotary = None if spec.rope is None else Positions(spec.rope, spec.window_rope)
         self._layers = [parts.layer(index) for index in range(spec.n_layers)]
         self._final_norm = parts.norm("final_norm") if is_last and spec.final_norm else None
@@ -78,7 +78,7 @@ class Transformer:
         self._project_in = parts.linear("embed.project_in") if narrow and is_first else None
         self._project_out = parts.linear("head.project_out") if narrow and is_last else None
 
-    def embed(self, ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
+    def embed(self, ids: Sequence[int], spans: Sequence[Span]) -> Floats:
         """The tokens of spans, [tokens], to [tokens, d_model]."""
         self._clock.switch("other")
         if self._embedding is None:
@@ -92,7 +92,8 @@ class Transformer:
         if self._positions is None:
             return x
         rows = [at + self.spec.position_offset for span in spans for at in span.positions]
-        return x + self._positions[rows].float()
+        x += self._positions(rows)
+        return x
 
     def rotations(self, spans: Sequence[Span]) -> Rotations | None:
         """The rotations of the positions of spans; None where there is none."""
@@ -101,12 +102,12 @@ class Transformer:
     def block(
         self,
         index: int,
-        x: Tensor,
+        x: Floats,
         rotations: Rotations | None,
         spans: Sequence[Span],
         feed_forward: FeedForwardCall,
         before_attention: BeforeAttention | None = None,
-    ) -> Tensor:
+    ) -> Floats:
         """One layer, [tokens, d_model] to the same; appends keys and values of each span.
 
         `feed_forward` is not called where the layer has no bundles. Behind its last layer a stage
@@ -121,12 +122,12 @@ class Transformer:
     def _block(
         self,
         index: int,
-        x: Tensor,
+        x: Floats,
         rotations: Rotations | None,
         spans: Sequence[Span],
         feed_forward: FeedForwardCall,
         before_attention: BeforeAttention | None,
-    ) -> Tensor:
+    ) -> Floats:
         spec, layer = self.spec, self._layers[index]
         pre = spec.norm_placement == "pre"
         self._clock.switch("attention")
@@ -144,15 +145,15 @@ class Transformer:
             behind = x + attended
             return self._observed(index, x, behind, behind + self._scaled(feed_forward(inputs)))
         assert layer.ffn_norm is not None
-        block, x = x, attended.add_(x)
+        block, x = x, _added(attended, x)
         if not pre:
             x = layer.attention_norm(x)
         self._speculate(index + 1, x, rotations, spans)
         inputs = LayerInputs(layer.ffn_norm(x) if pre else x, x, block)
-        behind, x = x, self._scaled(self._through_ffn(index, inputs, feed_forward)).add_(x)
+        behind, x = x, _added(self._scaled(self._through_ffn(index, inputs, feed_forward)), x)
         return self._observed(index, block, behind, x if pre else layer.ffn_norm(x))
 
-    def _observed(self, index: int, came: Tensor, behind: Tensor, left: Tensor) -> Tensor:
+    def _observed(self, index: int, came: Floats, behind: Floats, left: Floats) -> Floats:
         if self.observer is not None:
             self.observer(index, came, behind, left)
         return left
@@ -162,7 +163,7 @@ class Transformer:
         return self._layers[index].attention.window if index < len(self._layers) else None
 
     def _speculate(
-        self, index: int, x: Tensor, rotations: Rotations | None, spans: Sequence[Span]
+        self, index: int, x: Floats, rotations: Rotations | None, spans: Sequence[Span]
     ) -> None:
         """Lets caches choose what a layer will see, by the stream behind the attention before it.
 
@@ -189,23 +190,25 @@ class Transformer:
 
     def _through_ffn(
         self, index: int, inputs: LayerInputs, feed_forward: FeedForwardCall
-    ) -> Tensor:
+    ) -> Floats:
         if index >= len(self._dense):
             return feed_forward(inputs)
         self._clock.switch("ffn")
         return self._dense[index](inputs.ffn)
 
-    def parallel_input(self, index: int, x: Tensor, normed: Tensor) -> Tensor:
+    def parallel_input(self, index: int, x: Floats, normed: Floats) -> Floats:
         """The feed-forward input of a parallel block, which is known before attention."""
         norm = self._layers[index].ffn_norm
         return normed if norm is None else norm(x)
 
-    def _scaled(self, branch: Tensor) -> Tensor:
+    def _scaled(self, branch: Floats) -> Floats:
         scale = self.spec.residual_scale
-        return branch if scale == 1.0 else branch.mul_(scale)
+        if scale != 1.0:
+            branch *= np.float32(scale)
+        return branch
 
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> NDArray[np.float32]:
+    @unwarned
+    def logits(self, hidden: Floats) -> NDArray[np.float32]:
         """[tokens, d_model] after the last layer to [tokens, vocab].
 
         `ModelError` where a logit is not a number. A stage without the head has them from the last.
@@ -220,7 +223,7 @@ class Transformer:
             hidden = self._project_out(hidden)
         if self.spec.logit_scale != 1.0:
             hidden = hidden * self.spec.logit_scale
-        logits: NDArray[np.float32] = self._head(hidden).numpy()
+        logits: NDArray[np.float32] = self._head(hidden)
         if not np.isfinite(logits).all():
             raise ModelError(
                 "what the model computes overflows f32, so there is no answer; its weights are"
@@ -230,3 +233,9 @@ class Transformer:
             self._link.reply(logits)
         self._clock.switch("other")
         return logits
+
+
+def _added(branch: Floats, stream: Floats) -> Floats:
+    """What a branch gives and the stream together, in the branch's memory."""
+    branch += stream
+    return branch

@@ -1,4 +1,4 @@
-"""What a token moves through DRAM, and how long that takes. Pure arithmetic, no torch.
+"""What a token moves through DRAM, and how long that takes. Pure arithmetic.
 
 The rates are those of our own kernels, from a profile; their keys are defined below.
 """
@@ -19,7 +19,6 @@ NARROW = "{} narrow"
 NARROW_ROW_BYTES = 256
 CHUNK = "{} chunk"
 """Key of the rate of a prompt's products: encoded bytes × tokens per second, at all threads."""
-CHUNK_ONE_THREAD = "{} chunk, one thread"
 CHUNK_TOKENS = 128
 """The number of tokens for which that rate is measured."""
 
@@ -173,9 +172,8 @@ def rates_suffice(rates: MachineRates, encodings: Encodings) -> bool:
 
 
 def chunk_seconds(
-    rates: MachineRates, dtype: str, weight_bytes: float, tokens: int, one_thread: bool
+    rates: MachineRates, dtype: str, weight_bytes: float, tokens: int
 ) -> float | None:
     """Seconds of a prompt's products with `weight_bytes` of weights; None if no rate is known."""
-    key = (CHUNK_ONE_THREAD if one_thread else CHUNK).format(dtype)
-    rate = rates.kernel_bytes_per_second.get(key)
+    rate = rates.kernel_bytes_per_second.get(CHUNK.format(dtype))
     return None if rate is None else weight_bytes * tokens / rate

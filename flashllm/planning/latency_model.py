@@ -40,10 +40,6 @@ from flashllm.planning.token_traffic import (
 from flashllm.planning.ways_to_read import MAX_READ_BYTES
 
 PROMPT_TOKENS = 128
-ONE_THREAD_WEIGHTS = 1 << 22
-"""Weights of a feed-forward matrix up to which one thread computes a chunk of a prompt. Two gain
-little there, and where other programs keep the cores busy they wait for each other (measured: ten
-times as long, and more)."""
 KV_READS = 32
 """Reads of keys and values in flight."""
 _JSON_NAMES = {"extra_rounds": "passes", "wasted": "in_vain", "prefetch": "guesses"}
@@ -306,16 +302,15 @@ class _Clock:
         """
         spec, shape = self.model.spec, self.plan.prefill
         resident = moved.attention + moved.gate
-        small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
         few_tokens = self.plan.warm_needed_tokens if warm else self.plan.needed_tokens
         seconds = 0.0
         for start in range(0, prompt_tokens, shape.tokens):
             tokens = min(shape.tokens, prompt_tokens - start)
-            beside = chunk_seconds(self.rates, spec.matrix_dtype, resident, tokens, small)
+            beside = chunk_seconds(self.rates, spec.matrix_dtype, resident, tokens)
             block_bytes = shape.bundles * spec.bundle_bytes
             # Of experts, each is multiplied with the tokens that chose it.
             multiplied = block_bytes * spec.multiplied_share
-            block = chunk_seconds(self.rates, spec.dtype, multiplied, tokens, small)
+            block = chunk_seconds(self.rates, spec.dtype, multiplied, tokens)
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9

@@ -1,6 +1,6 @@
 """Facts of a converted model before it is opened: selector, sizes, recording.
 
-Only headers, the manifest and the recording are read. No torch.
+Only headers, the manifest and the recording are read.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from pathlib import Path
 
 from flashllm.errors import UsageError
 from flashllm.flash.file_names import PREDICTORS_FILE
+from flashllm.flash.manifest import Manifest
 from flashllm.flash.model_files import ModelFiles
 from flashllm.options import SELECTORS, Select
 from flashllm.planning.activation_stats import Activity, recorded
 from flashllm.planning.plan import Sizes
+from flashllm.planning.tokenizer_memory import tokenizer_bytes
 from flashllm.spec import ModelSpec
 from flashllm.system.memory_limit import available_bytes, container_limit_bytes
 
 AVAILABLE_SHARE = 0.75
 """Without a ceiling, the part of the memory available now that a model may take."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""A tokenizer has one of them."""
 CONTAINER_SHARE = 0.95
 """Of a container's limit, at most. The rest is for the kernel and for other processes."""
 
@@ -75,6 +79,11 @@ def check_selector(select: str, spec: ModelSpec, has_predictors: bool, where: Pa
         raise UsageError(f"--select predicted: {where} has no predictors; {advice}")
 
 
+def has_tokenizer(manifest: Manifest) -> bool:
+    """Whether a model came with the files of a tokenizer."""
+    return any(name in manifest.files for name in TOKENIZER_FILES)
+
+
 def converted_sizes(files: ModelFiles, select: str, interpreter_bytes: int) -> Sizes:
     """The sizes that `make_plan` needs, for a converted model with a selector.
 
@@ -87,6 +96,7 @@ def converted_sizes(files: ModelFiles, select: str, interpreter_bytes: int) -> S
         embeddings=embeddings,
         attention=files.resident_bytes() - embeddings,
         predictors=files.predictor_bytes(),
+        tokenizer=tokenizer_bytes(files.spec) if has_tokenizer(files.manifest) else 0,
         stride=files.header.stride,
         predictor_dtype=files.predictor_dtype() or "f16",
         activity=recorded_activity(files, select),

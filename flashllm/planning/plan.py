@@ -164,6 +164,8 @@ class Sizes:
     """Encoding of the predictors' matrices."""
     activity: Activity | None = None
     """What tokens use, where it was recorded."""
+    tokenizer: int = 0
+    """Of a model that came with one."""
     application: int = 0
     """The part of the ceiling that another process may take: the terminal application."""
 
@@ -505,6 +507,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
     return {
         **beside,
         "interpreter": sizes.interpreter,
+        "tokenizer": sizes.tokenizer,
         "embeddings": sizes.embeddings,
         "attention": sizes.attention - on_device,
         "predictors": sizes.predictors if options.select == "predicted" else 0,

@@ -16,6 +16,7 @@ from flashllm.flash.layout import BundleHeader
 from flashllm.flash.tensor_table import resident_bytes, tensor_table
 from flashllm.options import Select
 from flashllm.planning.plan import Plan, Sizes
+from flashllm.planning.tokenizer_memory import tokenizer_bytes
 from flashllm.spec import ModelSpec
 
 PREDICTOR_RANK = 128
@@ -111,6 +112,7 @@ def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int) -> Sizes:
         embeddings=weights.embeddings,
         attention=weights.attention + weights.gate,
         predictors=predictor_bytes(spec),
+        tokenizer=tokenizer_bytes(spec),
         stride=BundleHeader.for_spec(spec, bytes(16)).stride,
     )
 

@@ -13,7 +13,7 @@ GAP_BYTES = 4096
 """Bundles on flash at most this far apart share one read, unless the profile says otherwise."""
 MAX_READ_BYTES = 512 << 10
 """The core's largest single read; longer runs of neighbours are cut."""
-RESERVE_BYTES = 40 * MIB
+RESERVE_BYTES = 24 * MIB
 _SCATTERED_SHARE = 0.3
 """The rate of scattered reads of bundles, as a share of that of reads in order, if no profile says
 it: 0.2 to 0.5 were measured for bundles of 5 to 16 KB."""

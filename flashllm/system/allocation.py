@@ -1,4 +1,4 @@
-"""Allocations that fail, whoever made them: Python, numpy, torch or the core."""
+"""Allocations that fail, whoever made them: Python, numpy, the core, or torch for a device."""
 
 from __future__ import annotations
 

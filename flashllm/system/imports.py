@@ -12,7 +12,7 @@ def gc_paused(*, freeze: bool) -> Iterator[None]:
     """Pauses the garbage collector during imports; `freeze` exempts what is there from collection.
 
     The collector finds no garbage in modules, but takes a sixteenth of the time to import the
-    application's modules and a fifth of torch's, and would scan them again with every answer.
+    application's modules, and would scan them again with every answer.
     `freeze` is for the start of a process of our own: whatever lives then is never collected, a
     caller's closed model included.
     """

@@ -1,8 +1,9 @@
 """Pages of libraries that only their loading needed, given back to the system.
 
-Importing torch touches 70 MiB of code and tables that computing never looks at again. They are
-clean pages of files: the system would drop them where memory is short, but until then they count as
-resident, in the ceiling and in a container. What is needed again comes back from the page cache.
+Importing numpy and tokenizers touches 10 MiB of code and tables that computing never looks at
+again, and torch, where a device is used, 70 MiB. They are clean pages of files: the system would
+drop them where memory is short, but until then they count as resident, in the ceiling and in a
+container. What is needed again comes back from the page cache.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ character.
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ class Vocabulary(Protocol):
 
 
 class JsonVocabulary:
-    """A `tokenizer.json` for the tokenizers library; its parsed content is changed here.
+    """A `tokenizer.json` for the tokenizers library; its parsed content is used up here.
 
     Text and markers reach the library as one string, in which markers have names that nobody can
     guess, so its rules around added tokens apply as usual.
@@ -72,16 +73,18 @@ class JsonVocabulary:
         }
         self.prefix_ids = template_prefix(description.get("post_processor"), added)
         self.strips_leading_space = self._spelling.strips_leading_space
-        self._pieces = {token: piece for piece, token in vocabulary_ids(description).items()}
-        self._pieces.update({token: content for content, token in added.items()})
-        self.size = max(self._pieces) + 1
+        self._contents = {token: content for content, token in added.items()}
+        ids = itertools.chain(vocabulary_ids(description).values(), self._contents)
+        self.size = max(ids) + 1
         self._path = path
         secret = secrets.token_hex(16)
         names = {c: f"\ue000{secret}.{token}\ue001" for c, token in self.control_ids.items()}
         self._names = {token: names[content] for content, token in self.control_ids.items()}
         unknown = protect_special_tokens(description, names)
         self._guarded = frozenset(self._names) - {unknown}
-        self._tokenizer = _build(description)
+        text = _library_text(description)
+        description.clear()  # large, and the library makes copies of its own while it reads
+        self._tokenizer = _read_by_library(text)
         # The library numbers added tokens consecutively, whatever the file says.
         found = {self._tokenizer.token_to_id(names.get(c, c)): token for c, token in added.items()}
         self._moved = {own: token for own, token in found.items() if own != token}
@@ -106,7 +109,9 @@ class JsonVocabulary:
 
     def piece_bytes(self, token: int) -> bytes:
         """Bytes of a piece, in the spelling of this vocabulary."""
-        piece = self._pieces.get(token)
+        piece = self._contents.get(token)
+        if piece is None and token not in self._moved:
+            piece = self._tokenizer.id_to_token(token) if 0 <= token < self.size else None
         return b"" if piece is None else self._spelling.decode(token, piece)
 
 
@@ -175,7 +180,7 @@ def _add_hidden_markers(description: dict[str, Any], spelling: ByteSpelling, tem
                 suspects[piece] = token, content
     if not suspects:
         return
-    tokenizer = _build(description)
+    tokenizer = _read_by_library(_library_text(description))
     for piece, (token, content) in suspects.items():
         texts = (content, f"a{content}a", f" {content} ", f"\n{content}\n")
         if any(token in tokenizer.encode(text, add_special_tokens=False).ids for text in texts):
@@ -183,9 +188,8 @@ def _add_hidden_markers(description: dict[str, Any], spelling: ByteSpelling, tem
             description["added_tokens"].append(AddedToken(content).entry(token))
 
 
-def _build(description: dict[str, Any]) -> tokenizers.Tokenizer:
-    import tokenizers
-
+def _library_text(description: dict[str, Any]) -> str:
+    """What the tokenizers library reads, with the rules that encode and nothing else."""
     model = description["model"]
     if model.get("dropout") is not None:  # chance belongs to training
         model = {**model, "dropout": None}
@@ -196,4 +200,10 @@ def _build(description: dict[str, Any]) -> tokenizers.Tokenizer:
         "truncation": None,
         "padding": None,
     }
-    return tokenizers.Tokenizer.from_str(json.dumps(plain))
+    return json.dumps(plain)
+
+
+def _read_by_library(text: str) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_str(text)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 RANKS = (1, 2, 3, 4, 8)
@@ -35,14 +34,16 @@ class FriendMeter:
         generator = np.random.default_rng(seed)
         chosen = generator.choice(n_neurons, min(sample, n_neurons), replace=False)
         self.sample = np.sort(chosen)
-        self._together = torch.zeros(len(self.sample), n_neurons)  # whole numbers below 2**24
-        self._uses = torch.zeros(n_neurons, dtype=torch.int64)
+        self._together = np.zeros(
+            (len(self.sample), n_neurons), np.float32
+        )  # whole numbers below 2**24
+        self._uses = np.zeros(n_neurons, np.int64)
 
     def add(self, active: NDArray[np.bool_]) -> None:
         """Count the active neurons of some tokens, [tokens, neurons]."""
-        flags = torch.from_numpy(active).float()
-        self._together.addmm_(flags[:, self.sample].T, flags)
-        self._uses += flags.sum(0).long()
+        flags = active.astype(np.float32)
+        self._together += flags[:, self.sample].T @ flags
+        self._uses += active.sum(axis=0)
 
     def to_json(self) -> dict[str, Any]:
         """How often friends of each rank come along, and of how many one neuron is the closest.
@@ -51,7 +52,7 @@ class FriendMeter:
         `closest_most_id`, the one that most have; it was active `closest_most_uses` times. Among
         friends that come along equally often, the one with the lowest id counts as the closest.
         """
-        uses, together = self._uses.numpy(), self._together.numpy().copy()
+        uses, together = self._uses, self._together.copy()
         own = uses[self.sample]
         together[np.arange(len(own)), self.sample] = -1.0  # nobody is a friend of their own
         looked_at = own >= USES_MIN

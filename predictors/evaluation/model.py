@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import flashllm
 from flashllm.engine.loading import open_decoder
 from flashllm.flash.store import Store
+from flashllm.large_arrays import Floats
 from flashllm.options import (
     DEFAULT_OPTIONS,
     KvDType,
@@ -30,7 +30,7 @@ from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 from .memory import chunk_tokens, evaluation_bytes
 
-Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
+Tap = Callable[[int, Floats, Floats], None]
 Chosen = Callable[[int, list[NDArray[np.int32]]], None]
 
 EXACT = ("all", "oracle", "router")
@@ -159,7 +159,6 @@ class EvaluatedModel:
             "versions": {
                 "flashllm": flashllm.__version__,
                 "python": platform.python_version(),
-                "torch": str(torch.__version__),
                 "numpy": np.__version__,
             },
         }

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from flashllm.large_arrays import Floats
 from flashllm.progress import Progress
 
 from ..calibration_texts import ContextLimits
@@ -133,14 +133,14 @@ class _DenseTap:
         """The passage that comes next."""
         self._position.begin(passage)
 
-    def __call__(self, layer: int, ffn_input: torch.Tensor, margin: torch.Tensor) -> None:
+    def __call__(self, layer: int, ffn_input: Floats, margin: Floats) -> None:
         counted = self._position.next(layer, len(margin))
         if not counted.any():
             return
-        margins: NDArray[np.float32] = margin.float().numpy()[counted]
+        margins = margin[counted]
         chosen = None
         if self._has_selector:
-            inputs = ffn_input.float().numpy()[counted]
+            inputs = ffn_input[counted]
             chosen = np.zeros(margins.shape, np.bool_)
             for flags, x in zip(chosen, inputs, strict=True):
                 flags[self._decoder.choose(layer, x)] = True

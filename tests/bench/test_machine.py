@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from flashllm import core
 from flashllm.bench.tokens import machine_rates
 from flashllm.dtypes import DTYPES
-from flashllm.planning.cost_model import CHUNK, CHUNK_ONE_THREAD, NARROW
+from flashllm.planning.cost_model import CHUNK, NARROW
 from flashllm.units import MIB
 
 
@@ -40,18 +39,14 @@ def test_the_last_caches_are_read_from_the_system(
     assert machine_rates.last_cache_bytes() == 0
 
 
-def test_all_rates_are_there_and_threads_are_as_before(
-    monkeypatch: pytest.MonkeyPatch, demo: Path
-) -> None:
+def test_all_rates_are_there(monkeypatch: pytest.MonkeyPatch, demo: Path) -> None:
     monkeypatch.setenv("FLASHLLM_HOME", str(demo.parents[1]))
     monkeypatch.setattr(machine_rates, "MATRIX_BYTES_LEAST", 2 * MIB)
     monkeypatch.setattr(machine_rates, "MATRIX_BYTES_MOST", 2 * MIB)
     monkeypatch.setattr(machine_rates, "TIMED_TOKENS", 5)
-    before = torch.get_num_threads()
     rates = machine_rates.measure_rates([1, 2])
-    assert torch.get_num_threads() == before
     assert set(rates.dram_bytes_per_second) == {1, 2}
-    keys = ("{}", NARROW, CHUNK, CHUNK_ONE_THREAD)
+    keys = ("{}", NARROW, CHUNK)
     assert set(rates.kernel_bytes_per_second) == {k.format(d) for k in keys for d in DTYPES}
     assert set(rates.rows_bytes_per_second) == set(DTYPES)
     found = [*rates.dram_bytes_per_second.values(), *rates.kernel_bytes_per_second.values()]

@@ -15,7 +15,6 @@ from flashllm.bench.prompt import machine as prompt_machine
 from flashllm.bench.prompt.machine import PromptMachine
 from flashllm.bench.prompt.report import PromptRates, PromptWeights, bound_ns, report_rows
 from flashllm.bench.prompt.runs import PromptRun, fitting_lengths, measure, random_ids
-from flashllm.bench.tokens import machine_rates
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import UsageError
 from flashllm.planning.cost_model import ResidentBytes
@@ -172,26 +171,11 @@ def test_a_token_is_multiplied_with_the_experts_that_it_chose() -> None:
     assert found["products"] == pytest.approx(64e9 * multiplied)
 
 
-@pytest.mark.parametrize(("sparse", "expected"), [(True, 5.0), (False, 7.0)])
-def test_torch_counts_where_nothing_is_left_out(
-    model: Model, monkeypatch: pytest.MonkeyPatch, sparse: bool, expected: float
-) -> None:
-    monkeypatch.setattr(machine_rates, "chunk_rate", lambda *_: 5.0)
-    monkeypatch.setattr(machine_rates, "torch_chunk_rate", lambda *_: 7.0)
-    assert machine_rates.product_rate("f16", 2, torch_too=not sparse) == expected
-
-
 def test_rates_are_medians_of_what_was_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_machine, "product_rate", lambda *_, **__: 3.0)
+    monkeypatch.setattr(prompt_machine, "chunk_rate", lambda *_: 3.0)
     seen = PromptMachine(model.info.spec, 2)
     probe = FakeProbe()
     for problem in (None, "the ceiling leaves no memory to measure it"):
         probe.problem = problem
         seen.look(probe, 32)  # type: ignore[arg-type]
     assert seen.rates == PromptRates(2e9, 1e10, 3.0, 3.0)
-
-
-def test_torchs_rate_is_in_encoded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_rates, "_median_seconds", lambda call: call() is None or 1.0)
-    assert machine_rates.torch_chunk_rate("f16", 1) == 2 * 2048 * 512 * 128
-    assert machine_rates.torch_chunk_rate("int4", 1) == 1152 * 512 * 128

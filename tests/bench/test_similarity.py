@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flashllm.bench.kv.runs import KvPassage
 from flashllm.bench.similarity.measure import measure, tables
@@ -25,7 +24,7 @@ def test_tokens_that_have_nine_tenths_by_hand() -> None:
 
 def test_cosines_by_hand() -> None:
     meter = StreamMeter(2)
-    came, behind, left = (torch.tensor([one]) for one in ([1.0, 0], [1.0, 1], [1.0, 2]))
+    came, behind, left = (np.array([one], np.float32) for one in ([1.0, 0], [1.0, 1], [1.0, 2]))
     meter(0, came, behind, left)
     meter(1, left, left, left)
     cosines = [1 / 5**0.5, 2 / 5**0.5, 2 / 5**0.5, 3 / 10**0.5]

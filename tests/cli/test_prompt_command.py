@@ -21,7 +21,7 @@ from tests.support.token_fakes import FakeProbe
 @pytest.fixture(autouse=True)
 def probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_probe, "MachineProbe", FakeProbe)
-    monkeypatch.setattr("flashllm.bench.prompt.machine.product_rate", lambda *_, **__: 4e10)
+    monkeypatch.setattr("flashllm.bench.prompt.machine.chunk_rate", lambda *_: 4e10)
 
 
 def test_a_table_for_people(sparse_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

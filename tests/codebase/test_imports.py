@@ -58,6 +58,16 @@ def test_bytes_know_nothing_of_torch(module: str) -> None:
     assert loaded_after(f"import {module}", *HEAVY) == set()
 
 
+def test_answers_are_computed_without_torch(sparse_model: Path) -> None:
+    """It takes two seconds and 150 MiB, and only a device, a pipeline and training need it."""
+    code = f"""
+import flashllm
+with flashllm.open_model({str(sparse_model)!r}) as model:
+    assert len(list(model.generate([5, 6, 7], max_tokens=3))) == 3
+"""
+    assert loaded_after(code, "torch", "textual", "transformers") == set()
+
+
 OPENS = {f"flashllm.library.{name}" for name in ("open", "worker_entry")}
 
 

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.overrides import TorchFunctionMode
 
 from flashllm import core
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import OutOfMemory
+from flashllm.large_arrays import Floats, LargeArrays
 
 PROMPT = [5, 17, 40, 8, 61, 33, 12, 9, 77, 50]
-TORCH_WORDS = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
 
 
-class FailingAt(TorchFunctionMode):
-    """Call number `number` of torch fails as torch fails where there is no memory."""
+class FailingAt:
+    """The array number `number` that computing asks for gets no memory."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
+        empty = LargeArrays.empty
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.calls += 1
-        if self.calls == self.number:
-            raise RuntimeError(TORCH_WORDS)
-        return func(*args, **(kwargs or {}))
+        def limited(arrays: LargeArrays, *shape: int) -> Floats:
+            self.calls += 1
+            if self.calls == number:
+                raise MemoryError
+            return empty(arrays, *shape)
+
+        monkeypatch.setattr(LargeArrays, "empty", limited)
 
 
 def answer(model: Model, prompt: list[int] = PROMPT) -> list[int]:
@@ -46,15 +43,17 @@ def outcome(model: Model) -> list[int] | OutOfMemory:
         return error
 
 
-def test_whichever_call_of_torch_fails_the_next_answer_is_right(model: Model) -> None:
+def test_whichever_array_fails_the_next_answer_is_right(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = answer(model)
     other = answer(model, PROMPT[::-1])
     completed = False
-    # Steps that share no factor with the layers' calls reach every kind of call.
+    # Steps that share no factor with the layers' arrays reach every kind of them.
     for number in itertools.count(1, 7):
         model.forget()
-        failing = FailingAt(number)
-        with failing:
+        with monkeypatch.context() as patch:
+            failing = FailingAt(number, patch)
             found = outcome(model)
         if isinstance(found, OutOfMemory):
             assert "while computing" in str(found)
@@ -109,8 +108,3 @@ def test_opening_that_gets_no_memory_opens_later(
                 open_model(sparse_model)
     with open_model(sparse_model) as model:
         assert answer(model) == expected
-
-
-def test_torch_fails_with_these_words() -> None:
-    with pytest.raises(RuntimeError, match="can't allocate memory"):
-        torch.empty(1 << 60, dtype=torch.uint8)

@@ -15,15 +15,16 @@ from flashllm.engine.loading import load_decoder
 from flashllm.errors import Cancelled, MemoryCeilingTooSmall, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.kv_cache.dram import KvCache
+from flashllm.large_arrays import Floats
 from flashllm.model.attention import Attention, Span
 from flashllm.model.decoder import Decoder
-from flashllm.model.encoded_rows import TORCH_DTYPES
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.products import Products
 from flashllm.model.rope import Positions
 from flashllm.options import KV_DTYPES, KvDType
 from flashllm.planning.plan import Plan
 from flashllm.spec import Rope
+from flashllm.system.processors import THREADS_VARIABLE
 from tests.support.specs import SPEC
 
 SHAPE = dataclasses.replace(
@@ -37,9 +38,11 @@ def cache_of(dtype: KvDType, context: int = 64, threads: int = 2) -> KvCache:
     return KvCache(SHAPE, context, dtype, core.Kernels(threads=threads))
 
 
-def rows(tokens: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(6, tokens, 80, generator=generator)
+TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16}
+
+
+def rows(tokens: int, seed: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal((6, tokens, 80), np.float32)
 
 
 def contents(cache: KvCache, layer: int, first: int, end: int) -> torch.Tensor:
@@ -72,7 +75,7 @@ def filled(dtype: KvDType, steps: list[int]) -> KvCache:
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_it_holds_what_was_appended(dtype: KvDType) -> None:
     cache = filled(dtype, [30])
-    exact = torch.stack((rows(30, 1), rows(30, 2)))
+    exact = torch.from_numpy(np.stack((rows(30, 1), rows(30, 2))))
     for layer in range(2):
         found = contents(cache, layer, 0, 30)
         error = (found - exact).abs()
@@ -97,30 +100,35 @@ def test_steps_of_any_size_write_the_same_rows(dtype: KvDType) -> None:
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_attention_is_that_of_torch(dtype: KvDType) -> None:
     cache = filled(dtype, [30])
-    query = torch.randn(12, 80, generator=torch.Generator().manual_seed(3))
+    query = np.random.default_rng(3).standard_normal((12, 80), np.float32)
     for first in (0, 11):
         keys, values = contents(cache, 0, first, 30).double()
+        asked = torch.from_numpy(query)[None, :, None].double()
         cache.length = 29
         expected = torch.nn.functional.scaled_dot_product_attention(
-            query[None, :, None].double(), keys[None], values[None], scale=0.1, enable_gqa=True
+            asked,
+            keys[None],
+            values[None],
+            scale=0.1,
+            enable_gqa=True,
         )[0, :, 0]
         found = cache.attend(0, query[None], 30 - first if first else 0, 0.1)[0]
         tolerance = 3e-4 if dtype in ("int8", "int4") else 3e-6
-        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
+        np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
     """Bit for bit."""
-    generator = torch.Generator().manual_seed(4)
+    generator = np.random.default_rng(4)
     kernels = core.Kernels()
     products, positions = Products(SHAPE, kernels, 64), Positions(Rope(dims=40, theta=1e4))
     norm = Norm("rms", 1e-6, np.linspace(0.5, 2, 80, dtype=np.float32), None, kernels)
 
     def linear(outputs: int) -> Linear:
-        weight = torch.randn(outputs, 960, generator=generator) / 31
-        raw = weight.view(-1).view(torch.uint8).numpy()
+        weight = generator.standard_normal((outputs, 960), np.float32) / np.float32(31)
+        raw = weight.reshape(-1).view(np.uint8)
         return Linear(RawTensor(raw, "f32", (outputs, 960)), None, products)
 
     query, key, value, output = (linear(width) for width in (960, 480, 480, 960))
@@ -128,7 +136,7 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
         query, key, value, output, query_norm=norm, key_norm=norm, norm_whole=False,
         head_dim=80, scale=80**-0.5, window=window, rotated=True, kernels=kernels, sinks=None,
     )  # fmt: skip
-    x = torch.randn(40, 960, generator=generator)
+    x = generator.standard_normal((40, 960), np.float32)
     found = []
     for steps in ([40], [1] * 40, [13, 1, 26]):
         cache, parts = cache_of(dtype), []
@@ -137,21 +145,21 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
             span = Span(cache, step)
             parts.append(attention(own, 0, [span], positions.at([span.positions]).everywhere))
             cache.length += step
-        found.append(torch.cat(parts))
-    assert torch.equal(found[1], found[0])
-    assert torch.equal(found[2], found[0])
+        found.append(np.concatenate(parts))
+    assert np.array_equal(found[1], found[0])
+    assert np.array_equal(found[2], found[0])
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_truncating_forgets_what_came_after(dtype: KvDType) -> None:
-    cache, query = filled(dtype, [30]), torch.randn(1, 12, 80)
+    cache, query = filled(dtype, [30]), rows(2, 3).reshape(1, 12, 80)
     cache.truncate(11)
     expected = cache.attend(0, query, 0, 0.1)
     cache.length = 12
     # Other tokens take the places, and the same ones make the cache what it was.
     cache.append(0, rows(18, 8), rows(18, 9))
     cache.length = 11
-    assert torch.equal(cache.attend(0, query, 0, 0.1), expected)
+    assert np.array_equal(cache.attend(0, query, 0, 0.1), expected)
     cache.length = 12
     cache.append(0, rows(30, 1)[:, 12:], rows(30, 2)[:, 12:])
     assert torch.equal(contents(cache, 0, 0, 30), contents(filled(dtype, [30]), 0, 0, 30))
@@ -206,7 +214,7 @@ def test_same_tokens_at_every_ceiling_context_and_number_of_threads(
         assert plan.kv_dtype == decoder.kv_dtype == dtype
         assert greedy(decoder) == expected
     for threads in (1, 3):
-        monkeypatch.setattr("flashllm.engine.loading.KERNEL_THREADS", threads)
+        monkeypatch.setenv(THREADS_VARIABLE, str(threads))
         assert greedy(opened(sparse_model, dtype)[0]) == expected
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from flashllm import core
 from flashllm.errors import ModelError, UsageError
@@ -19,6 +18,7 @@ from flashllm.kv_cache.dram import KvCache
 from flashllm.kv_cache.layout import PagePlan, PageShape, least_slots, plan_pages
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.kv_cache.paged import PagedKvCache
+from flashllm.large_arrays import Floats
 from flashllm.options import KV_DTYPES, KvDType
 from flashllm.units import MIB
 from tests.support.specs import SPEC
@@ -28,7 +28,7 @@ SHAPE = dataclasses.replace(
     SPEC, n_layers=2, n_heads=6, n_kv_heads=2, head_dim=40, d_model=240, embed_dim=240
 )
 """Heads that share, and rows that fill no page of the device."""
-SINKS = torch.linspace(-2, 3, 6)
+SINKS = np.linspace(-2, 3, 6, dtype=np.float32)
 
 
 def plan_of(dtype: KvDType, slots: int | None, contexts: int = 1) -> PagePlan:
@@ -74,13 +74,13 @@ class Sequence:
     """Tokens with rows of their own, which any cache may be given."""
 
     def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.rows = torch.randn(2, 2, 2, CONTEXT, 40, generator=generator)
-        self.query = torch.randn(CONTEXT, 6, 40, generator=generator)
+        generator = np.random.default_rng(seed)
+        self.rows = generator.standard_normal((2, 2, 2, CONTEXT, 40), np.float32)
+        self.query = generator.standard_normal((CONTEXT, 6, 40), np.float32)
 
     def step(
-        self, cache: Any, tokens: int, window: int = 0, sinks: torch.Tensor | None = None
-    ) -> list[torch.Tensor]:
+        self, cache: Any, tokens: int, window: int = 0, sinks: Floats | None = None
+    ) -> list[Floats]:
         """Appends tokens; their attention in each layer."""
         own, found = slice(cache.length, cache.length + tokens), []
         for layer in range(2):
@@ -90,8 +90,8 @@ class Sequence:
         return found
 
 
-def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+def same(some: list[Floats], others: list[Floats]) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
 
 
 def whole(dtype: KvDType) -> KvCache:
@@ -185,7 +185,7 @@ class Events:
                 self.hidden += self._begun.pop(read.ticket) < self._computed
             wait(read)
 
-        def note_computed(cache: PagedKvCache, *rest: Any) -> torch.Tensor:
+        def note_computed(cache: PagedKvCache, *rest: Any) -> Floats:
             self._computed += 1
             return attend(cache, *rest)
 
@@ -208,7 +208,7 @@ def test_what_the_next_context_needs_is_read_while_the_one_before_is_computed(
     events, needed = Events(pool, monkeypatch), 0
     for _ in range(12):
         expected = [text.step(own, 1) for text, own in zip(texts, alone, strict=True)]
-        found: list[list[torch.Tensor]] = [[], [], []]
+        found: list[list[Floats]] = [[], [], []]
         for layer, at in itertools.product(range(2), range(3)):
             if (layer, at) != (1, 2):
                 caches[(at + 1) % 3].expect(layer + (at == 2), 0)
@@ -269,7 +269,7 @@ def test_values_of_chosen_tokens_alone_are_read(
                 read.update({0: 0, 1: 0})
                 chosen.clear()
             found.append(one.attend_by_scores(layer, query, choose, 0.2, SINKS))
-        assert torch.equal(*found)
+        assert np.array_equal(*found)
         assert read[0] == missing.sum()
         assert read[1] == sum(
             int(of_head[np.unique(own // 16)].sum())
@@ -307,7 +307,7 @@ def test_pages_that_leave_after_others_were_read_ahead(
         if cache is caches[1]:
             missing = pool.slots(pool.pages(1, np.array(cache.blocks))) < 0
         found.append(cache.attend(1, texts[1].query[own], 0, 0.2))
-    assert torch.equal(*found)
+    assert np.array_equal(*found)
     assert missing[: ahead.heads].sum() > len(ahead.pages)
     again = 0 if fits else len(ahead.pages)
     assert events.pages - before == missing.sum() + again
@@ -353,13 +353,13 @@ def test_a_token_given_up_half_way_leaves_nothing(pools: Pools) -> None:
 
 
 def test_what_cannot_be_encoded_is_an_error(pools: Pools) -> None:
-    cache, rows = pools.cache("f16", None), torch.zeros(2, 3, 40)
+    cache, rows = pools.cache("f16", None), np.zeros((2, 3, 40), np.float32)
     rows[1, 2, 5] = 70000.0
     with pytest.raises(ModelError, match=r"layer 1: a key .* f16.*--kv-dtype f32"):
-        cache.append(1, rows, torch.zeros(2, 3, 40))
+        cache.append(1, rows, np.zeros((2, 3, 40), np.float32))
     rows[1, 2, 5] = float("nan")
     with pytest.raises(ModelError, match=r"layer 0: a value .* overflows f32"):
-        cache.append(0, torch.zeros(2, 3, 40), rows)
+        cache.append(0, np.zeros((2, 3, 40), np.float32), rows)
 
 
 @pytest.mark.parametrize("slots", [None, LEAST + 12])
@@ -378,7 +378,7 @@ def test_chosen_pages_are_fetched_and_attended_to(pools: Pools, slots: int | Non
     some = [np.array([1, 5, 6, 7, 48, 63, 192, 198]), np.array([32, 47, 48, 64, 197])]
     for tokens, runs in ((of_pages, fetched.runs()), (some, fetched.runs(some))):
         found = cache.attend_runs(query, runs, 0.2, SINKS)
-        assert torch.equal(found, _alone(cache, query, tokens))
+        assert np.array_equal(found, _alone(cache, query, tokens))
     if pool.file is not None:
         assert fetched.bytes_read == fetched.pages_read * pool.shape.page_bytes > 0
         assert pool.file.bytes_read - before >= fetched.bytes_read
@@ -390,11 +390,11 @@ def test_chosen_pages_are_fetched_and_attended_to(pools: Pools, slots: int | Non
     every.wait()
     every.release()  # nothing else is computed before they are used
     found = cache.attend_runs(query, every.runs(), 0.2, SINKS)
-    assert torch.equal(found, _alone(cache, query, [np.arange(199)] * 2))
+    assert np.array_equal(found, _alone(cache, query, [np.arange(199)] * 2))
     sequence.step(cache, 1)
 
 
-def _alone(cache: PagedKvCache, query: torch.Tensor, tokens: list[np.ndarray]) -> torch.Tensor:
+def _alone(cache: PagedKvCache, query: Floats, tokens: list[np.ndarray]) -> Floats:
     """Attention by the core, to copies of the rows of these tokens of each head."""
     rows = cache.encoded(1, 0, cache.length)
     copies = [np.ascontiguousarray(rows[:, head, own]).reshape(2, -1) for head, own in
@@ -402,10 +402,10 @@ def _alone(cache: PagedKvCache, query: torch.Tensor, tokens: list[np.ndarray]) -
     keys, values = (np.concatenate([one[kind] for one in copies]) for kind in range(2))
     begins = np.cumsum([0, *(one.shape[1] for one in copies)])
     runs = np.array([(at, at, len(own)) for at, own in zip(begins, tokens, strict=False)])
-    out = torch.empty(query.shape)
+    out = np.empty(query.shape, np.float32)
     core.Kernels(1).attend_runs(
-        query.contiguous().view(-1).numpy(), keys, values, "f16", 40, runs,
-        np.array([1, 2], np.int32), 0.2, out.view(-1).numpy(), SINKS.numpy(),
+        query.reshape(-1), keys, values, "f16", 40, runs,
+        np.array([1, 2], np.int32), 0.2, out.reshape(-1), SINKS,
     )  # fmt: skip
     return out
 
@@ -531,8 +531,8 @@ def test_attention_to_a_set_has_the_bits_of_one_piece(
             for at in range(2):
                 each.append(at, *rows.rows[at, :, :, own])
         caches, query = (cache, expected), rows.query[own]
-        assert torch.equal(*(one.attend_to(layer, query, chosen, 0.2, SINKS) for one in caches))
-        asked, before = query[0, 3:].numpy(), cache.scored_bytes
+        assert np.array_equal(*(one.attend_to(layer, query, chosen, 0.2, SINKS) for one in caches))
+        asked, before = query[0, 3:], cache.scored_bytes
         assert np.array_equal(*(one.scores(layer, 1, asked, token + 1) for one in caches))
         # Keys of one head of one layer, and what is in DRAM is not read.
         pages = cache.pool.shape.blocks(token + 1)

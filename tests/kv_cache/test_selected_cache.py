@@ -12,6 +12,7 @@ from flashllm.kv_cache.partial_index import PartialIndex
 from flashllm.kv_cache.selected import SelectedCache
 from flashllm.kv_cache.selection import make_keys_values
 from flashllm.kv_cache.token_policies import HeavyHitters, InfiniGen
+from flashllm.large_arrays import Floats
 from flashllm.options import KV_DTYPES, KvDType, KvSelection
 from tests.kv_cache.test_kv_cache import SHAPE, contents, filled, rows
 
@@ -26,24 +27,24 @@ SELECTIONS = [
 ]
 
 
-def queries(tokens: int, seed: int = 5) -> torch.Tensor:
-    return torch.randn(tokens, HEADS, WIDTH, generator=torch.Generator().manual_seed(seed))
+def queries(tokens: int, seed: int = 5) -> Floats:
+    return np.random.default_rng(seed).standard_normal((tokens, HEADS, WIDTH), np.float32)
 
 
 def masked(
-    cache: KvCache, query: torch.Tensor, positions: np.ndarray, sinks: torch.Tensor | None = None
+    cache: KvCache, query: Floats, positions: np.ndarray, sinks: Floats | None = None
 ) -> torch.Tensor:
     """The reference: attention in f64, of which all other positions are taken out."""
     keys, values = contents(cache, 0, 0, cache.length + 1).double()
     found = []
     for head in range(HEADS):
         kv_head = head * KV_HEADS // HEADS
-        scores = SCALE * keys[kv_head] @ query[head].double()
+        scores = SCALE * keys[kv_head] @ torch.from_numpy(query[head]).double()
         hidden = torch.ones(len(scores), dtype=torch.bool)
         hidden[[*positions[kv_head].tolist(), cache.length]] = False
         scores[hidden] = -torch.inf
         if sinks is not None:
-            scores = torch.cat((scores, sinks[head, None].double()))
+            scores = torch.cat((scores, torch.from_numpy(sinks[head, None]).double()))
         weights = torch.softmax(scores, 0)[: len(hidden)]
         found.append(weights @ values[kv_head])
     return torch.stack(found)
@@ -56,10 +57,10 @@ def test_attention_to_a_set_is_that_of_a_mask(dtype: KvDType) -> None:
     generator = np.random.default_rng(2)
     positions = np.stack([np.sort(generator.permutation(29)[:7]) for _ in range(KV_HEADS)])
     tolerance = 6e-4 if dtype in ("int8", "int4") else 3e-6
-    for sinks in (None, torch.linspace(-1, 1, HEADS)):
+    for sinks in (None, np.linspace(-1, 1, HEADS, dtype=np.float32)):
         found = cache.attend_to(0, query, positions.astype(np.int32), SCALE, sinks)[0]
         expected = masked(cache, query[0], positions, sinks)
-        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
+        np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
@@ -68,7 +69,7 @@ def test_attention_to_everything_has_the_bits_of_full_attention(dtype: KvDType) 
     cache.length = 29
     everything = np.tile(np.arange(29, dtype=np.int32), (KV_HEADS, 1))
     found = cache.attend_to(0, query, everything, SCALE)
-    assert torch.equal(found, cache.attend(0, query, 0, SCALE))
+    assert np.array_equal(found, cache.attend(0, query, 0, SCALE))
 
 
 def made(selection: KvSelection, context: int = 160) -> SelectedCache:
@@ -91,7 +92,7 @@ def prompt(cache: SelectedCache, *steps: int) -> None:
         cache.length += step
 
 
-def answer(cache: SelectedCache, tokens: int) -> list[torch.Tensor]:
+def answer(cache: SelectedCache, tokens: int) -> list[Floats]:
     """Tokens one by one."""
     found = []
     for _ in range(tokens):
@@ -111,7 +112,7 @@ def test_chunks_cancelled_tokens_and_regenerated_answers_leave_no_trace(
     """Bit for bit: an answer is that of a context that began with the same tokens."""
     plain = made(selection)
     prompt(plain, 100)
-    expected = torch.cat(answer(plain, 30))
+    expected = np.concatenate(answer(plain, 30))
     cut = made(selection)
     prompt(cut, 13, 1, 50)
     # A chunk, and a token, that are given up before they count.
@@ -126,14 +127,14 @@ def test_chunks_cancelled_tokens_and_regenerated_answers_leave_no_trace(
     cut.append(LAYER, KEYS[:, :1] * 3, VALUES[:, other])
     cut.attend_decoded(LAYER, 2 * QUERIES[other], 0, SCALE)
     found += answer(cut, 20)
-    assert torch.equal(torch.cat(found), expected)
+    assert np.array_equal(np.concatenate(found), expected)
     # The answer once more, and all of it from as many tokens as may stay.
     for shared in (100, 70, 20):
         stays = cut.may_stay(shared)
         assert stays in (0, shared)
         cut.truncate(stays)
         prompt(cut, 100 - stays) if stays < 100 else None
-        assert torch.equal(torch.cat(answer(cut, 30)), expected)
+        assert np.array_equal(np.concatenate(answer(cut, 30)), expected)
 
 
 def test_a_short_context_sees_everything() -> None:
@@ -143,7 +144,7 @@ def test_a_short_context_sees_everything() -> None:
         found = answer(cache, 34)
         whole.append(LAYER, KEYS[:, :64], VALUES[:, :64])
         expected = whole.attend(LAYER, QUERIES[:64], 0, SCALE)[30:]
-        assert torch.equal(torch.cat(found), expected)
+        assert np.array_equal(np.concatenate(found), expected)
         assert cache.counts.share == 1.0
 
 
@@ -171,14 +172,15 @@ def test_values_of_the_best_scores_by_a_mask() -> None:
         count = token // 10
         for kv_head in range(KV_HEADS):
             own = slice(kv_head * group, (kv_head + 1) * group)
-            scores = SCALE * QUERIES[token, own].double() @ keys[kv_head, : token + 1].T
+            asked = torch.from_numpy(QUERIES[token, own]).double()
+            scores = SCALE * asked @ keys[kv_head, : token + 1].T
             before = scores[:, :token]
             worth = (before - before.max(1, keepdim=True).values).max(0).values
             hidden = torch.ones(token + 1, dtype=torch.bool)
             hidden[worth.topk(count).indices], hidden[token] = False, False
             scores[:, hidden] = -torch.inf
             expected = torch.softmax(scores, 1) @ values[kv_head, : token + 1]
-            torch.testing.assert_close(mixed[0, own].double(), expected, atol=3e-6, rtol=0)
+            np.testing.assert_allclose(mixed[0, own], expected, atol=3e-6, rtol=0)
     counts = cache.counts
     assert counts.fetched_bytes == 30 * KV_HEADS * WIDTH * 2  # values alone
     assert counts.index_bytes == 303 * KV_HEADS * WIDTH * 2  # all keys
@@ -200,7 +202,7 @@ def test_the_index_scores_as_its_columns_do(dtype: str) -> None:
         for _ in range(2)
     ]
     index = PartialIndex(SHAPE, 128, core.Kernels(), 0.3, dtype, skewing)
-    keys, asked = KEYS.numpy().copy(), QUERIES.numpy()
+    keys, asked = KEYS.copy(), QUERIES
     keys[:, :, 7] += 30
     index.append(LAYER, 0, asked[:70], keys[:, :70])
     index.append(LAYER, 70, asked[70:90], keys[:, 70:90])
@@ -246,9 +248,9 @@ def test_infinigen_adapts_to_the_recall_wanted() -> None:
     cache = made(KvSelection("infinigen", share=1.0, alpha=0.6, recall=0.9, start_layer=1), 1000)
     policy = cache.policy
     assert isinstance(policy, InfiniGen)
-    generator = torch.Generator().manual_seed(9)
-    keys = torch.randn(KV_HEADS, 500, WIDTH, generator=generator)
-    asked = torch.randn(500, HEADS, WIDTH, generator=generator)
+    generator = np.random.default_rng(9)
+    keys = generator.standard_normal((KV_HEADS, 500, WIDTH), np.float32)
+    asked = generator.standard_normal((500, HEADS, WIDTH), np.float32)
     cache.append(LAYER, keys[:, :150], keys[:, :150])
     cache.attend(LAYER, asked[:150], 0, SCALE)
     cache.length = 150

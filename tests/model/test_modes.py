@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flashllm.arrays import Ids
 from flashllm.engine.loading import open_decoder
+from flashllm.large_arrays import Floats
 from flashllm.model.active_set_selectors import ActiveSet
 from flashllm.model.decoder import Decoder
 from flashllm.model.layer_inputs import Reads
@@ -50,25 +50,25 @@ def test_selected_and_oracle_are_the_same_bits(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("mode", ["selected", "oracle"])
 def test_chosen_are_the_neurons_above_zero(decoder: Decoder, mode: str) -> None:
-    margins: dict[int, list[torch.Tensor]] = {}
-    inputs: dict[int, list[torch.Tensor]] = {}
+    margins: dict[int, list[Floats]] = {}
+    inputs: dict[int, list[Floats]] = {}
     chosen: dict[int, list[Ids]] = {}
 
-    def tap(layer: int, x: torch.Tensor, margin: torch.Tensor) -> None:
-        margins.setdefault(layer, []).append(margin.clone())
-        inputs.setdefault(layer, []).append(x.clone())
+    def tap(layer: int, x: Floats, margin: Floats) -> None:
+        margins.setdefault(layer, []).append(margin.copy())
+        inputs.setdefault(layer, []).append(x.copy())
 
     logits(decoder, "dense", tap=tap)
     logits(decoder, mode, chosen=lambda layer, ids: chosen.setdefault(layer, []).extend(ids))
     assert sorted(margins) == sorted(chosen) == [0, 1, 2]
     for layer, pieces in margins.items():
-        dense = torch.cat(pieces).numpy()
+        dense = np.concatenate(pieces)
         assert len(chosen[layer]) == len(dense) == len(IDS)
-        for x, margin, ids in zip(torch.cat(inputs[layer]), dense, chosen[layer], strict=True):
+        for x, margin, ids in zip(np.concatenate(inputs[layer]), dense, chosen[layer], strict=True):
             # Within rounding of zero the two ways of summing up may differ.
             sure = np.abs(margin) > 1e-5
             assert np.array_equal(np.isin(np.arange(320), ids)[sure], (margin > 0)[sure])
-            assert np.array_equal(decoder.choose(layer, x.numpy()), ids) or not sure.all()
+            assert np.array_equal(decoder.choose(layer, x), ids) or not sure.all()
 
 
 def test_what_is_left_out_is_missing_in_the_loop(sparse_model: Path) -> None:

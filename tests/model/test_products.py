@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from flashllm import core
 from flashllm.dtypes import DTYPES
@@ -26,10 +25,10 @@ def test_a_matrix_times_tokens(dtype: str, tokens: int) -> None:
     weight = generator.standard_normal((ROWS, COLUMNS)).astype(np.float32)
     raw = RawTensor(encode(weight, dtype), dtype, weight.shape)
     x = generator.standard_normal((tokens, COLUMNS)).astype(np.float32)
-    found = Products(SPEC, core.Kernels(), 1).with_matrix(raw, torch.from_numpy(x))
+    found = Products(SPEC, core.Kernels(), 1).with_matrix(raw, x)
     read = np.stack([rounded_input(one, dtype) for one in x])
     expected = read.astype(np.float64) @ raw.floats().astype(np.float64).T
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 def bundles_of(dtype: str, count: int) -> tuple[np.ndarray, Block]:
@@ -54,19 +53,19 @@ def test_a_block_times_tokens(dtype: str, silent: bool) -> None:
     weights, block = bundles_of(dtype, 100)
     products = Products(spec, kernels, 100)
     generator = np.random.default_rng(9)
-    x = torch.from_numpy(generator.standard_normal((5, spec.d_model)).astype(np.float32))
+    x = generator.standard_normal((5, spec.d_model), np.float32)
     scale = np.abs(weights).sum(axis=-1).max() / 8000  # rounding to 14 bits
     for row in range(spec.rows_per_neuron):
-        found = products.with_rows(block, row, x).numpy()
-        expected = x.double().numpy() @ weights[:, row].T
+        found = products.with_rows(block, row, x)
+        expected = x.astype(np.float64) @ weights[:, row].T
         np.testing.assert_allclose(found, expected, rtol=0, atol=scale * 4)
-    hidden = torch.from_numpy(generator.standard_normal((5, 100)).astype(np.float32))
+    hidden = generator.standard_normal((5, 100), np.float32)
     if silent:
-        hidden = torch.relu(hidden)
-    out = torch.ones(5, spec.d_model)
+        hidden = np.maximum(hidden, 0)
+    out = np.ones((5, spec.d_model), np.float32)
     products.add_down(block, hidden, out)
-    expected = 1 + hidden.double().numpy() @ weights[:, -1]
-    np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=0.02)
+    expected = 1 + hidden.astype(np.float64) @ weights[:, -1]
+    np.testing.assert_allclose(out, expected, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4", "mxfp4"])
@@ -75,13 +74,13 @@ def test_a_token_has_the_same_bits_alone_and_among_others(dtype: str) -> None:
     _, block = bundles_of(dtype, 100)
     products = Products(spec, kernels, 100)
     generator = np.random.default_rng(11)
-    x = torch.from_numpy(generator.standard_normal((40, spec.d_model)).astype(np.float32))
-    hidden = torch.relu(torch.from_numpy(generator.standard_normal((40, 100)).astype(np.float32)))
-    together, down = products.with_rows(block, 0, x), torch.zeros(40, spec.d_model)
+    x = generator.standard_normal((40, spec.d_model), np.float32)
+    hidden = np.maximum(generator.standard_normal((40, 100), np.float32), 0)
+    together, down = products.with_rows(block, 0, x), np.zeros((40, spec.d_model), np.float32)
     products.add_down(block, hidden, down)
     for token in range(40):
         one = slice(token, token + 1)
-        assert torch.equal(products.with_rows(block, 0, x[one]), together[one])
-        alone = torch.zeros(1, spec.d_model)
+        assert np.array_equal(products.with_rows(block, 0, x[one]), together[one])
+        alone = np.zeros((1, spec.d_model), np.float32)
         products.add_down(block, hidden[one], alone)
-        assert torch.equal(alone, down[one])
+        assert np.array_equal(alone, down[one])

@@ -126,7 +126,7 @@ def test_they_read_what_the_norm_reads(
     with torch.no_grad():
         scores = networks[0](read[0]).numpy()
     chosen: dict[int, list[np.ndarray]] = {}
-    tapped: dict[int, list[torch.Tensor]] = {}
+    tapped: dict[int, list[np.ndarray]] = {}
     decoder, _, store = load_decoder(tmp_path / "out", select="predicted")
     with store:
         for _ in decoder.logits_blocks(
@@ -134,7 +134,7 @@ def test_they_read_what_the_norm_reads(
         ):
             pass
         decoder.prefill(ids, tap=lambda layer, x, _: tapped.setdefault(layer, []).append(x))
-        asked = [decoder.choose(0, x.numpy()) for x in torch.cat(tapped[0])]
+        asked = [decoder.choose(0, x) for x in np.concatenate(tapped[0])]
         counters = decoder.pool.counters
         before = counters.hits + counters.misses
         decoder.decode(5)

@@ -146,6 +146,6 @@ def test_rates_suffice_where_seconds_can_be_computed(
 
 
 def test_a_prompt_needs_a_rate() -> None:
-    assert chunk_seconds(RATES, "f16", 1e9, 100, False) == pytest.approx(1.0)
+    assert chunk_seconds(RATES, "f16", 1e9, 100) == pytest.approx(1.0)
     bare = dataclasses.replace(RATES, kernel_bytes_per_second={"f16": FLAT})
-    assert chunk_seconds(bare, "f16", 1e9, 100, False) is None
+    assert chunk_seconds(bare, "f16", 1e9, 100) is None

@@ -349,11 +349,12 @@ def test_odd_widths_and_large_values_are_packed_and_unpacked(tmp_path):
     shape = RowShape(3, 13)
     work, group = recording(tmp_path / "work", [0], shape, [[0] * 5], 4)
     values = torch.randn(5, 13, generator=torch.Generator().manual_seed(0))
+    large = np.full((5, 3), 1e9, np.float32)
 
     class Decoder:
         def prefill(self, ids, *, tap):
-            tap(0, torch.full((5, 3), 1e9), values)
-            tap(1, torch.full((5, 3), 1e9), values)  # of a layer that is not asked for
+            tap(0, large, values.numpy())
+            tap(1, large, values.numpy())  # of a layer that is not asked for
 
     with work:
         with group:

@@ -166,7 +166,8 @@ class NoiseStack(Stack):
         generator = torch.Generator().manual_seed(sum(ids))
 
         def noise(layer, inputs, margin):
-            tap(layer, inputs, torch.randn(margin.shape, generator=generator) - 1.0)
+            drawn = torch.randn(margin.shape, generator=generator) - 1.0
+            tap(layer, inputs, drawn.numpy())
 
         super().prefill(ids, tap=noise)
 

@@ -17,6 +17,7 @@ from flashllm.flash.file_names import SKEWING_FILE
 from flashllm.flash.safetensors_file import pack_tensor_header
 from flashllm.flash.skewing_file import read_skewing, usable_skewing, write_skewing
 from flashllm.flash.store import Store
+from flashllm.large_arrays import Floats
 from flashllm.library.removal import own_files
 from tests.support.tiny import tiny
 
@@ -31,14 +32,14 @@ SHAPES = {
 class WholeCache(RecordingCache):
     """Keeps the queries and keys themselves."""
 
-    seen: dict[str, torch.Tensor]
+    seen: dict[str, Floats]
 
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> int:
-        self.seen = {**getattr(self, "seen", {}), f"k{layer}": keys.clone()}
+    def append(self, layer: int, keys: Floats, values: Floats) -> int:
+        self.seen = {**getattr(self, "seen", {}), f"k{layer}": keys.copy()}
         return super().append(layer, keys, values)
 
-    def attend(self, layer: int, query: torch.Tensor, *rest: object) -> torch.Tensor:
-        self.seen[f"q{layer}"] = query.transpose(0, 1).clone()
+    def attend(self, layer: int, query: Floats, *rest: object) -> Floats:
+        self.seen[f"q{layer}"] = query.swapaxes(0, 1).copy()
         return super().attend(layer, query, *rest)
 
 
@@ -61,7 +62,7 @@ def test_attention_is_the_same_and_its_energy_is_gathered(model: Path) -> None:
     assert layers is not None
     group = spec.n_heads // spec.n_kv_heads
     for layer, matrices in enumerate(layers):
-        queries, keys = (cache.seen[f"{kind}{layer}"].numpy() for kind in "qk")
+        queries, keys = (cache.seen[f"{kind}{layer}"] for kind in "qk")
         for head, matrix in enumerate(matrices):
             own, key = (
                 queries[head * group : (head + 1) * group].reshape(-1, spec.head_dim),

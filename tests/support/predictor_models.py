@@ -98,7 +98,7 @@ class Stack:
         half = len(ids) // 2
         for start, stop in ((0, half), (half, len(ids))):  # in chunks, as a decoder would
             for layer, (inputs, margin) in enumerate(seen):
-                tap(layer, inputs[start:stop], margin[start:stop])
+                tap(layer, inputs[start:stop].numpy(), margin[start:stop].numpy())
 
     def logits_blocks(self, ids, mode):
         logits = self.margins(ids, mode == "selected")[-1] @ self.embedding.T

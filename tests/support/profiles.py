@@ -6,7 +6,7 @@ from flashllm.dtypes import DTYPES
 from flashllm.hardware.curves import IoPoint, MachineRates
 from flashllm.hardware.device import DeviceIdentity
 from flashllm.hardware.machine_profile import Profile
-from flashllm.planning.cost_model import CHUNK, CHUNK_ONE_THREAD, NARROW
+from flashllm.planning.cost_model import CHUNK, NARROW
 
 DEVICE = DeviceIdentity("test", "a device of the tests", "ext4", "rw", "nvme")
 FLAT = 8e9
@@ -15,7 +15,7 @@ RATES = MachineRates(
     kernel_bytes_per_second={
         key.format(dtype): rate
         for dtype in DTYPES
-        for key, rate in (("{}", FLAT), (NARROW, FLAT), (CHUNK, 1e11), (CHUNK_ONE_THREAD, 1e11))
+        for key, rate in (("{}", FLAT), (NARROW, FLAT), (CHUNK, 1e11))
     },
     rows_bytes_per_second=dict.fromkeys(DTYPES, FLAT),
     layer_overhead_ns=100_000.0,

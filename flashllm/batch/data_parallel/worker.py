@@ -25,6 +25,7 @@ from flashllm.engine.process.messages import Failure
 from flashllm.options import DEFAULT_MAX_TOKENS, ModelOptions
 from flashllm.planning.model_facts import usual_ceiling
 from flashllm.system.memory import rss_bytes
+from flashllm.system.processors import THREADS_VARIABLE, usable_processors
 
 if TYPE_CHECKING:
     from flashllm.engine.local import Model
@@ -79,10 +80,9 @@ class RayWorker:
         """So many workers share this machine: each takes its part of processors and memory."""
         self._opening = opening
         self._sharing = sharing
-        # Ray gives a process one thread, and torch looks at that once, when it is imported.
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        threads = (processors or os.cpu_count() or 1) // sharing
-        os.environ["OMP_NUM_THREADS"] = str(max(threads, 1))
+        # Ray gives a process one thread.
+        threads = (usable_processors() or os.cpu_count() or 1) // sharing
+        os.environ[THREADS_VARIABLE] = str(max(threads, 1))
         self._model: Model | None = None
         self._schedule: Schedule | None = None
         self._rows = _ComingRows()

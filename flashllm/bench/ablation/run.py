@@ -28,7 +28,7 @@ from flashllm.bench.ablation.rows import (
     predictors_of,
     table_rows,
 )
-from flashllm.engine.loading import KERNEL_THREADS, make_selector, model_sizes
+from flashllm.engine.loading import make_selector, model_sizes
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.manifest import read_manifest
@@ -49,6 +49,7 @@ from flashllm.planning.plan import Plan, make_plan
 from flashllm.planning.shape_estimate import Weights
 from flashllm.planning.slot_allocation import DEFAULT_WINDOW
 from flashllm.system.memory_limit import available_bytes
+from flashllm.system.processors import compute_threads
 from flashllm.telemetry.costs import TokenCost
 from flashllm.telemetry.meter import Meter
 from flashllm.units import format_ceiling
@@ -150,7 +151,7 @@ class Ablation:
             resident, self._image = store.load_resident_image(settings.direct)
         self._resident: dict[str, RawTensor] = resident
         self.weights = Weights.of(self.spec)
-        self._kernels = core.open_kernels(KERNEL_THREADS)
+        self._kernels = core.open_kernels(compute_threads())
         self.window = settings.window or DEFAULT_WINDOW
         self._ids = self._cut(text)
         self._sets: dict[Path, ActiveSets] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from flashllm.bench.prompt.report import PromptRates
 from flashllm.bench.tokens.machine_probe import MachineProbe
-from flashllm.bench.tokens.machine_rates import product_rate
+from flashllm.bench.tokens.machine_rates import chunk_rate
 from flashllm.planning.ways_to_read import MAX_READ_BYTES
 from flashllm.spec import ModelSpec
 
@@ -16,9 +16,8 @@ class PromptMachine:
     """Measures products before a model is open, since they need memory, and the rest beside it."""
 
     def __init__(self, spec: ModelSpec, threads: int) -> None:
-        torch_too = not spec.sparse
-        self._resident = product_rate(spec.matrix_dtype, threads, torch_too=torch_too)
-        self._bundles = product_rate(spec.dtype, threads, torch_too=torch_too)
+        self._resident = chunk_rate(spec.matrix_dtype, threads)
+        self._bundles = chunk_rate(spec.dtype, threads)
         self._flash: list[float] = []
         self.dram_rates: list[float] = []
         """Bytes a second of memory, one for each look."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flashllm import core
 from flashllm.kv_cache.dram import KvCache
@@ -18,12 +17,12 @@ from flashllm.kv_cache.partial_index import PartialIndex, Skewing
 from flashllm.kv_cache.recall_control import recall_of
 from flashllm.kv_cache.speculative_fetch import (
     FLOOR_TOKENS,
-    Floats,
     Positions,
     below_best,
     best_positions,
 )
 from flashllm.kv_cache.token_policies import HeavyHitters, SlidingWindow, TokenPolicy
+from flashllm.large_arrays import Floats
 from flashllm.options import KvDType, KvIndexDType, KvSelection
 from flashllm.spec import ModelSpec
 
@@ -99,33 +98,33 @@ class ObservingCache(KvCache):
         self._guesses: dict[int, Floats] = {}
         self._keys: Floats = np.empty(0, np.float32)
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
+    def append(self, layer: int, keys: Floats, values: Floats) -> int:
         """Stores them."""
-        self._keys = keys.numpy()
+        self._keys = keys
         return super().append(layer, keys, values)
 
-    def speculate(self, layer: int, query: Tensor, scale: float) -> None:  # noqa: ARG002
+    def speculate(self, layer: int, query: Floats, scale: float) -> None:  # noqa: ARG002
         """Keeps the guess for the token's attention."""
-        self._guesses[layer] = query.numpy().copy()
+        self._guesses[layer] = query.copy()
 
     def attend(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """A prompt's attention; its tokens are indexed."""
         if layer in self.layers:
-            self._append_to_indexes(layer, query.numpy())
+            self._append_to_indexes(layer, query)
             for policy in self._policies.values():
-                policy.attended(layer, self.length, query.numpy(), scale)
+                policy.attended(layer, self.length, query, scale)
         return super().attend(layer, query, window, scale, sinks)
 
     def attend_decoded(
-        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
+        self, layer: int, query: Floats, window: int, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """Attention to everything; choices are held against it."""
         if layer in self.layers:
-            self._append_to_indexes(layer, query.numpy())
+            self._append_to_indexes(layer, query)
             if self.length > FLOOR_TOKENS:
-                self._observe(layer, query.numpy()[0], self._guesses.pop(layer), scale)
+                self._observe(layer, query[0], self._guesses.pop(layer), scale)
         return super().attend(layer, query, window, scale, sinks)
 
     def truncate(self, length: int) -> None:

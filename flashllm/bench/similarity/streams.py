@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
+
+from flashllm.large_arrays import Floats
 
 SOURCES = ("input before", "attention before", "feed-forward before", "stream behind attention")
 """What a layer's input is held against: the input of the layer before, what its attention and its
@@ -27,14 +27,14 @@ class StreamMeter:
 
     def __init__(self, n_layers: int) -> None:
         self.sums = {layer: StreamSums() for layer in range(1, n_layers)}
-        self._before: dict[str, Tensor] = {}
+        self._before: dict[str, Floats] = {}
 
-    def __call__(self, layer: int, came: Tensor, behind: Tensor, left: Tensor) -> None:
+    def __call__(self, layer: int, came: Floats, behind: Floats, left: Floats) -> None:
         """The stream [tokens, d_model] as it came, behind attention, and as it left."""
         if layer:
             sums = self.sums[layer]
             for name, other in self._before.items():
-                sums.cosines[name] += float(cosine_similarity(came, other, dim=1).sum())
+                sums.cosines[name] += _sum_of_cosines(came, other)
             sums.tokens += len(came)
         parts = came, behind - came, left - behind, behind
         self._before = dict(zip(SOURCES, parts, strict=True))
@@ -44,3 +44,13 @@ class StreamMeter:
         sums = self.sums[layer]
         tokens = sums.tokens or np.nan
         return {name: found / tokens for name, found in sums.cosines.items()}
+
+
+def _sum_of_cosines(one: Floats, other: Floats) -> float:
+    """Of the angles between each token's two vectors, [tokens, d_model] both; 0 of no vector."""
+    dots, one_squared, other_squared = (
+        np.einsum("td,td->t", a, b, dtype=np.float64)
+        for a, b in ((one, other), (one, one), (other, other))
+    )
+    lengths = np.sqrt(one_squared * other_squared)
+    return float((dots / np.where(lengths == 0.0, 1.0, lengths)).sum())

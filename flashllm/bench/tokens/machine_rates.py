@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.dtypes import DTYPE_BYTES, DTYPES
 from flashllm.dtypes import row_bytes as encoded_row_bytes
-from flashllm.engine.loading import KERNEL_THREADS, load_decoder
+from flashllm.engine.loading import load_decoder
 from flashllm.flash.store import Store
 from flashllm.hardware.curves import MachineRates
 from flashllm.model.decoder import Decoder
 from flashllm.planning.cost_model import (
     CHUNK,
-    CHUNK_ONE_THREAD,
     CHUNK_TOKENS,
     NARROW,
     NARROW_ROW_BYTES,
@@ -37,6 +35,7 @@ from flashllm.planning.cost_model import (
     dram_seconds,
 )
 from flashllm.system.memory_limit import available_bytes
+from flashllm.system.processors import compute_threads
 from flashllm.telemetry.costs import TokenCost
 from flashllm.telemetry.meter import Meter
 from flashllm.weight_cache.rounds import block_ends
@@ -98,7 +97,7 @@ def measure_rates(
     `demo` gives, and 0 without one. `before_each` is called before each piece of work with the
     numbers of pieces done and in all; it may wait.
     """
-    usable = KERNEL_THREADS
+    usable = compute_threads()
     threads = threads or sorted({usable, *(1 << power for power in range(usable.bit_length()))})
     pieces = itertools.count()
     all_pieces = len(threads) + len(DTYPES) + 1
@@ -121,7 +120,6 @@ def measure_rates(
             matvec[dtype] = matvec_rate(kernels, buffer, dtype, ROW_BYTES)
             matvec[NARROW.format(dtype)] = matvec_rate(kernels, buffer, dtype, NARROW_ROW_BYTES)
             matvec[CHUNK.format(dtype)] = chunk_rate(dtype, usable)
-            matvec[CHUNK_ONE_THREAD.format(dtype)] = chunk_rate(dtype, 1)
             rows[dtype] = scattered_rate(kernels, buffer, dtype)
     finally:
         kernels.close()
@@ -229,25 +227,6 @@ def chunk_rate(dtype: str, threads: int) -> float:
     return len(raw) * CHUNK_TOKENS / seconds
 
 
-def product_rate(dtype: str, threads: int, *, torch_too: bool) -> float:
-    """Encoded bytes × tokens per second of a prompt's products, by what multiplies them fastest.
-
-    `torch_too`: torch in f32 as well, with nothing decoded, as for models that leave nothing out.
-    """
-    found = chunk_rate(dtype, threads)
-    return max(found, torch_chunk_rate(dtype, threads)) if torch_too else found
-
-
-def torch_chunk_rate(dtype: str, threads: int) -> float:
-    """Encoded bytes × tokens per second of torch's products in f32, if decoding took no time."""
-    width = 2048
-    rows = CHUNK_BLOCK_BYTES // (4 * width)
-    weights, x = torch.ones(rows, width), torch.ones(CHUNK_TOKENS, width)
-    with _torch_threads(threads):
-        seconds = _median_seconds(lambda: x @ weights.T)
-    return encoded_row_bytes(dtype, width) * rows * CHUNK_TOKENS / seconds
-
-
 def _row(dtype: str, row_bytes: int) -> tuple[int, int]:
     """Weights in a row of so many bytes, and its bytes; of 8 and 4 bits as many as of 16."""
     columns = row_bytes // DTYPE_BYTES.get(dtype, DTYPE_BYTES["f16"])
@@ -256,11 +235,10 @@ def _row(dtype: str, row_bytes: int) -> tuple[int, int]:
 
 def overheads(rates: MachineRates, directory: Path) -> tuple[float, float]:
     """Nanoseconds of a layer, and of the rest of a token, that no bytes explain: on the demo."""
-    with _torch_threads(KERNEL_THREADS):
-        # With the shortest window every layer reads, so that handing reads over is counted too.
-        decoder, plan, store = load_decoder(directory, window=1)
-        with store:
-            costs, context = _decode(decoder, store)
+    # With the shortest window every layer reads, so that handing reads over is counted too.
+    decoder, plan, store = load_decoder(directory, window=1)
+    with store:
+        costs, context = _decode(decoder, store)
     spec = store.spec
     resident = ResidentBytes.of(spec, plan.split["predictors"])
     used = statistics.median(cost.hits + cost.misses for cost in costs)
@@ -296,17 +274,6 @@ def _decode(decoder: Decoder, store: Store) -> tuple[list[TokenCost], float]:
         logits = decoder.decode(token)
         costs.append(meter.token())
     return costs[WARMING_TOKENS:], PROMPT_TOKENS + WARMING_TOKENS + TIMED_TOKENS / 2
-
-
-@contextlib.contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
-    """So many threads within, as many as before afterwards: decoding sets the number to one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _from_elsewhere(pieces: list[_Piece], dtype: str) -> Iterator[_Piece]:

@@ -47,14 +47,13 @@ def bench_prompt(arguments: argparse.Namespace) -> int:
 
 def _machine(directory: Path) -> tuple[PromptMachine, int]:
     """The rates of products, measured before the model takes its memory; and threads."""
-    import flashllm.engine.local  # noqa: F401  torch has as many threads as the engine's
     from flashllm.bench.prompt.machine import PromptMachine
-    from flashllm.engine.loading import KERNEL_THREADS
     from flashllm.flash.store import Store
+    from flashllm.system.processors import compute_threads
 
     with Store(directory) as store:
         spec = store.spec
-    return PromptMachine(spec, KERNEL_THREADS), KERNEL_THREADS
+    return PromptMachine(spec, compute_threads()), compute_threads()
 
 
 def _measure(

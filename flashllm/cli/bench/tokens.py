@@ -68,9 +68,9 @@ def bench_tokens(arguments: argparse.Namespace) -> int:
 
 def _dram_threads() -> int:
     import flashllm.engine.local  # noqa: F401  loading the libraries is no part of opening a model
-    from flashllm.engine.loading import KERNEL_THREADS
+    from flashllm.system.processors import compute_threads
 
-    return KERNEL_THREADS
+    return compute_threads()
 
 
 def _measure(

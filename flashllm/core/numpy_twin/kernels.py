@@ -10,6 +10,7 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.arrays import unwarned
 from flashllm.core.numpy_twin import attention, token_rows
 from flashllm.core.numpy_twin import rows as numpy_rows
 from flashllm.core.numpy_twin.arguments import require_array
@@ -44,8 +45,6 @@ __all__ = [
 ]
 
 NAME = "numpy"
-# Damaged weights give damaged numbers, as in the native core, and no warnings.
-_DAMAGED_WEIGHTS = np.errstate(invalid="ignore", over="ignore")
 _DECODED_ROWS = 1024  # rows decoded at a time: bounds the memory of a product of many rows
 
 
@@ -74,7 +73,7 @@ class Kernels:
         """Later calls raise ValueError."""
         self._closed = True
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def matvec(
         self,
         rows: NDArray[np.uint8],
@@ -124,7 +123,7 @@ class Kernels:
             vector = x[0 if len(x) == 1 else number]
             self.matvec(data[begin : begin + nbytes], dtype, vector, out[number])
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def dot_rows(
         self,
         rows: NDArray[np.uint8],
@@ -146,7 +145,7 @@ class Kernels:
         for i, start in enumerate(starts):
             out[i] = numpy_rows.dots(rows[None, start : start + nbytes], dtype, x, self.fast)[0]
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def weighted_sum_rows(
         self,
         rows: NDArray[np.uint8],
@@ -308,7 +307,7 @@ class Kernels:
         for weigh, total in zip(weights, out, strict=True):
             self.weighted_sum_rows(*where, weigh, block_ends, total)
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def attend(
         self,
         query: NDArray[np.float32],
@@ -331,7 +330,7 @@ class Kernels:
         cache = attention.HeadRows(dtype, columns, kv_heads)
         attention.attend(query, keys, values, cache, (first, end), scale, out, sinks)
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def attend_many(
         self,
         query: NDArray[np.float32],
@@ -353,7 +352,7 @@ class Kernels:
         seen = (tokens, end, window)
         attention.attend_many(query, keys, values, cache, seen, scale, out, sinks)
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def attend_runs(
         self,
         query: NDArray[np.float32],
@@ -373,7 +372,7 @@ class Kernels:
         rows = attention.Runs(runs, run_ends)
         attention.attend_runs(query, keys, values, cache, rows, scale, out, sinks)
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def attend_many_runs(
         self,
         query: NDArray[np.float32],
@@ -409,7 +408,7 @@ class Kernels:
         rows = attention.HeadRows(dtype, columns, kv_heads)
         attention.write_head_rows(values, rows, position, cache)
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def norm_rows(
         self,
         x: NDArray[np.float32],
@@ -423,7 +422,7 @@ class Kernels:
         self._check_open()
         token_rows.norm_rows(x, weight, bias, centred, eps, out)
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def place_heads(
         self,
         x: NDArray[np.float32],
@@ -438,7 +437,7 @@ class Kernels:
         self._check_open()
         token_rows.place_heads(x, columns, weight, eps, cos, sin, out)
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def add_shares(
         self,
         rows: NDArray[np.float32],
@@ -473,7 +472,7 @@ class Kernels:
             part = slice(first, first + _DECODED_ROWS)
             encoded[part] = numpy_rows.encode(rows[part], dtype, first)
 
-    @_DAMAGED_WEIGHTS
+    @unwarned
     def decode_rows(
         self,
         rows: NDArray[np.uint8],

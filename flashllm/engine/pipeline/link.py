@@ -25,6 +25,7 @@ from torch import Tensor
 
 from flashllm.engine.process.messages import Failure
 from flashllm.errors import EngineLost, FlashllmError
+from flashllm.large_arrays import Floats
 
 RENDEZVOUS_SECONDS = 120.0
 """So long the stages wait for one another at the beginning."""
@@ -127,16 +128,17 @@ class GlooLink:
         """The first stage goes on while the others compute; they give what they have at once."""
         return self.stages if self.is_first else 0
 
-    def receive(self, tokens: int) -> Tensor:
+    def receive(self, tokens: int) -> Floats:
         """Hidden states [tokens, d_model] from the stage before."""
-        hidden = self._floats(self.rank - 1, _HIDDEN)
+        hidden: Floats = self._floats(self.rank - 1, _HIDDEN).numpy()
         assert len(hidden) == tokens, "all stages compute the same tokens"
         return hidden
 
-    def send(self, hidden: Tensor) -> None:
+    def send(self, hidden: Floats) -> None:
         """Passes hidden states on to the next stage; the last one has none."""
         if not self.is_last:
-            self._send(hidden.contiguous(), _FLOATS, self.rank + 1, _HIDDEN)
+            going = torch.from_numpy(np.ascontiguousarray(hidden))
+            self._send(going, _FLOATS, self.rank + 1, _HIDDEN)
             while len(self._sent) > 2 * _SENT_MOST:
                 self._wait_for_sent()
 

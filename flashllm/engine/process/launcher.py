@@ -32,8 +32,8 @@ _REMOTE = "flashllm.engine.process.client"
 class EngineLauncher:
     """Opens models, each in a process of its own, which starts when it is asked for.
 
-    Started earlier, it would load torch while the application starts: the first frame needs both of
-    two processors, and came a tenth later.
+    Started earlier, it would load its libraries while the application starts: the first frame needs
+    both of two processors, and came a tenth later.
     """
 
     def __init__(self, options: ModelOptions, opener: str) -> None:
