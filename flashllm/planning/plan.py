@@ -63,6 +63,7 @@ from flashllm.planning.slot_allocation import (
     SlotAllocator,
     least_slots,
 )
+from flashllm.planning.tokenizer_memory import READING_SHARE
 from flashllm.planning.union_tokens import union_tokens_of, warm_union_tokens_of
 from flashllm.planning.ways_to_read import GAP_BYTES, scattered_share, ways_to_read
 from flashllm.spec import ModelSpec
@@ -168,6 +169,11 @@ class Sizes:
     """Of a model that came with one."""
     application: int = 0
     """The part of the ceiling that another process may take: the terminal application."""
+
+    @property
+    def before_weights(self) -> int:
+        """The most that there is at once before weights are read: while a tokenizer is."""
+        return self.interpreter + self.application + READING_SHARE * self.tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,10 +317,11 @@ def make_plan(
     split = _fixed_bytes(spec, sizes, options)
     needed_bytes = sum(split.values()) + _least_slot_bytes(spec, sizes, select)
     reads = ways_to_read(sizes.stride, select, options.io_threads, profile)
-    smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
+    totals = [max(needed_bytes + read.reserve_bytes, sizes.before_weights) for read in reads]
+    smallest_bytes = min(totals)
     if ceiling_bytes is None:
         ceiling_bytes = smallest_bytes
-    fitting = [read for read in reads if needed_bytes + read.reserve_bytes <= ceiling_bytes]
+    fitting = [read for read, total in zip(reads, totals, strict=True) if total <= ceiling_bytes]
     split["reserve"] = (fitting or reads[-1:])[0].reserve_bytes
     if not fitting:
         message = _too_small(ceiling_bytes, smallest_bytes, split)

@@ -68,6 +68,20 @@ def test_the_smallest_is_accepted_and_one_byte_less_is_not() -> None:
         make_plan(SPEC, SIZES, ModelOptions(memory=least - 1, select="predicted"))
 
 
+def test_a_tokenizer_that_is_large_beside_the_model_can_be_read_before_the_weights() -> None:
+    """While it is read it takes more than it does afterwards."""
+    usual = make_plan(SPEC, SIZES, ModelOptions(select="predicted"))
+    small = make_plan(SPEC, replace(SIZES, tokenizer=MIB), ModelOptions(select="predicted"))
+    assert small.smallest_bytes == usual.smallest_bytes + MIB
+    assert small.split["tokenizer"] == MIB
+    large = replace(SIZES, tokenizer=100 * MIB, application=7 * MIB)
+    plan = make_plan(SPEC, large, ModelOptions(select="predicted"))
+    assert plan.smallest_bytes == plan.ceiling_bytes == (200 + 7 + 300) * MIB
+    assert sum(plan.split.values()) <= plan.ceiling_bytes
+    with pytest.raises(MemoryCeilingTooSmall):
+        make_plan(SPEC, large, ModelOptions(select="predicted", memory=plan.ceiling_bytes - 1))
+
+
 @pytest.mark.parametrize("shape", ["opt-6.7b", "opt-30b", "opt-175b", "llama-70b-relu"])
 def test_the_smallest_of_a_large_model_leaves_its_slots_alone(shape: str) -> None:
     # Their least slots are many times a block of the prefill's ring, which may not grow into them.
