@@ -7,9 +7,9 @@ their like, which the vocabulary's loader turns into a `ModelError`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from flashllm.errors import UnsupportedModel
 
@@ -72,6 +72,8 @@ def vocabulary_ids(description: Mapping[str, Any]) -> dict[str, int]:
         ids = {str(piece): token for token, (piece, _) in enumerate(vocab)}
     else:
         ids = dict(vocab)
+    if _are_ids(ids.values()):
+        return ids
     owners: dict[int, str] = {}
     for piece, token in ids.items():
         if type(token) is not int or not 0 <= token <= ID_MAX:
@@ -79,6 +81,15 @@ def vocabulary_ids(description: Mapping[str, Any]) -> dict[str, int]:
         if owners.setdefault(token, piece) != piece:
             raise ValueError(f"pieces {owners[token]!r} and {piece!r} share the id {token}")
     return ids
+
+
+def _are_ids(tokens: Collection[object]) -> bool:
+    """Whether all are valid ids, and none comes twice: looked at together, since they are many."""
+    distinct = set(tokens)
+    if len(distinct) < len(tokens) or set(map(type, distinct)) != {int}:
+        return False
+    numbers = cast("set[int]", distinct)
+    return min(numbers) >= 0 and max(numbers) <= ID_MAX
 
 
 def check_added(description: dict[str, Any]) -> None:
@@ -139,9 +150,11 @@ def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
     if isinstance(vocab, list):
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
         return
-    model["vocab"] = {names.get(piece, piece): token for piece, token in vocab.items()}
     if "unk_token" in model:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    if names.keys().isdisjoint(vocab):
+        return  # rules lead to pieces of the vocabulary alone
+    model["vocab"] = {names.get(piece, piece): token for piece, token in vocab.items()}
     if "merges" in model:
         pairs = (rule.split(" ", 1) if isinstance(rule, str) else rule for rule in model["merges"])
         model["merges"] = [
