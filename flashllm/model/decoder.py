@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import weakref
@@ -132,7 +133,8 @@ class Decoder:
         self._tokens = TokenSchedule(transformer, self._decode, pool, self._announce)
         self._prompts = PromptSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.needed_tokens,
-            plan.warm_needed_tokens, self._check_cancelled,
+            plan.warm_needed_tokens, functools.partial(shape.unused_bytes, spec),
+            self._check_cancelled,
         )  # fmt: skip
         self._blocks = BlockSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.union_tokens,

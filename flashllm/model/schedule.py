@@ -128,9 +128,12 @@ class PromptSchedule:
         seed_tokens: int,
         needed_tokens: int,
         warm_needed_tokens: int,
+        unused_bytes: Callable[[int], int],
         before_layer: Callable[[], None],
     ) -> None:
         """Bundles of the last `seed_tokens` of a prompt stay; `before_layer` may stop it.
+
+        `unused_bytes` says how much of the memory planned for a chunk so many tokens leave.
 
         In mode needed, a chunk of at most `needed_tokens` reads the neurons that it needs; of at
         most `warm_needed_tokens` where slots are full.
@@ -141,6 +144,7 @@ class PromptSchedule:
         self._seed_tokens = seed_tokens
         self._needed_tokens = needed_tokens
         self._warm_needed_tokens = warm_needed_tokens
+        self._unused_bytes = unused_bytes
         self._before_layer = before_layer
 
     def run(
@@ -154,7 +158,8 @@ class PromptSchedule:
         whole = [chunk for chunk in chunks if not self._is_few(how, chunk)]
         self._pool.end_expecting()
         if whole:
-            self._pool.expect(layer for _ in whole for layer in range(layers))
+            spare_bytes = self._unused_bytes(max(map(len, whole)))
+            self._pool.expect((layer for _ in whole for layer in range(layers)), spare_bytes)
         start = 0
         for number, chunk in enumerate(chunks):
             if number == len(whole):

@@ -120,6 +120,10 @@ class PrefillShape:
         """Of a chunk, and of the tokens of a block's contexts that go beside it."""
         return (self.tokens + (contexts if contexts > 1 else 0)) * self.token_bytes(spec)
 
+    def unused_bytes(self, spec: ModelSpec, tokens: int) -> int:
+        """Of a chunk's activations, those that a prompt of fewer tokens does not take."""
+        return max(self.tokens - tokens, 0) * self.token_bytes(spec)
+
     def with_tokens(self, tokens: int) -> PrefillShape:
         """The same, for chunks of `tokens`."""
         return dataclasses.replace(self, tokens=tokens)

@@ -90,7 +90,7 @@ class PinnedBundles:
         yield from stream.pinned_blocks(self.rows(layer))
         yield from stream.blocks(layer, pinned)
 
-    def expect(self, layers: Iterable[int]) -> None:
+    def expect(self, layers: Iterable[int], spare_bytes: int = 0) -> None:  # noqa: ARG002
         """Begin to read the bundles of these layers that are not pinned."""
         self._stream.expect((layer, self._counts[layer]) for layer in layers)
 

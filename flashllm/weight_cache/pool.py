@@ -68,8 +68,11 @@ class BundlePool(Protocol):
     def blocks(self, layer: int) -> Iterator[Block]:
         """All bundles of a layer in order, always cut into the same blocks."""
 
-    def expect(self, layers: Iterable[int]) -> None:
-        """Begin to read these layers, whose `blocks` are called next, in this order."""
+    def expect(self, layers: Iterable[int], spare_bytes: int = 0) -> None:
+        """Begin to read these layers, whose `blocks` are called next, in this order.
+
+        So much memory besides may be used until `end_expecting`.
+        """
 
     def end_expecting(self) -> None:
         """Wait for unneeded reads that `expect` began; memory lent for them is returned."""

@@ -30,6 +30,8 @@ from flashllm.weight_cache.policies import Uses, make_policies
 from flashllm.weight_cache.pool import ReadCounts, Round
 from flashllm.weight_cache.rounds import split_rounds
 
+_ENOUGH_BLOCKS = 8
+"""Of 4 MiB: as many keep a disk busy while one of them is computed."""
 _NEARLY_FULL = 8
 """At most 1/8 of the slots are free: a prompt's ring borrows up to 1/12 of them."""
 
@@ -114,6 +116,8 @@ class SlotPool:
         self._whole_blocks = whole_blocks
         self._fills = policy != "window"
         self._is_lent = False
+        self._spare: core.Buffer | None = None
+        """The same for a prompt that leaves other memory free."""
         self._clock = clock or PartClock()
         self._early = early
         self._prefetches: dict[int, Prefetch] = {}
@@ -175,16 +179,28 @@ class SlotPool:
             self.expect(range(layer, len(self._layers)))
         return self._stream.blocks(layer)
 
-    def expect(self, layers: Iterable[int]) -> None:
-        """Begin to read whole layers; slots planned for this are lent until `end_expecting`."""
-        if any(self._lent_bytes) and not self._is_lent:
-            self._stream.borrow(self._buffer, self.lend(self._lent_bytes, self._stream.block_bytes))
-            self._is_lent = True
+    def expect(self, layers: Iterable[int], spare_bytes: int = 0) -> None:
+        """Begin to read whole layers; slots planned for this are lent until `end_expecting`.
+
+        What they hold would have to be read again: where `spare_bytes` are enough for a ring, that
+        is in memory of its own.
+        """
+        if any(self._lent_bytes) and not self._is_lent and self._spare is None:
+            block_bytes = self._stream.block_bytes
+            blocks = min(sum(self._lent_bytes), spare_bytes) // block_bytes
+            if blocks >= _ENOUGH_BLOCKS or spare_bytes >= sum(self._lent_bytes):
+                self._spare = core.Buffer(blocks * block_bytes)
+                places = range(0, blocks * block_bytes, block_bytes)
+                self._stream.borrow(self._spare, places)
+            else:
+                self._stream.borrow(self._buffer, self.lend(self._lent_bytes, block_bytes))
+                self._is_lent = True
         self._stream.expect((layer, 0) for layer in layers)
 
     def end_expecting(self) -> None:
         """Wait for the reads, and take back the lent slots."""
         self._stream.give_back()
+        self._spare = None
         if self._is_lent:
             self.take_back()
             self._is_lent = False

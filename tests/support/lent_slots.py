@@ -18,11 +18,16 @@ N_BUNDLES = 320
 """Of a layer of the fixture `sparse_model`."""
 
 
-def shorten_blocks(patch: pytest.MonkeyPatch, directory: Path) -> None:
-    """A layer of the tiny model is several blocks, and little room makes a ring of many."""
+def shorten_blocks(patch: pytest.MonkeyPatch, directory: Path, *, has_spare: bool = False) -> None:
+    """A layer of the tiny model is several blocks, and little room makes a ring of many.
+
+    Without `has_spare`, prompts leave none of a chunk's memory, as if they were as long as one.
+    """
     patch.setattr(loading, "interpreter_bytes", lambda: 200 << 20)
     patch.setattr(plan, "_PREFILL_BLOCK_BYTES", BLOCK * stride_of(directory))
     patch.setattr(plan, "PROMPT_RING", RingLimits(24, 2))
+    if not has_spare:
+        patch.setattr(plan.PrefillShape, "unused_bytes", lambda *_: 0)
 
 
 def stride_of(directory: Path) -> int:

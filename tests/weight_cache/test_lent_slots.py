@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from flashllm.bench.prompt.runs import bytes_missing
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import Cancelled
 from flashllm.flash.layout import read_header
@@ -75,6 +76,31 @@ def test_a_prompt_is_read_into_lent_slots_which_tokens_fill_again(sparse_model: 
             check_bundles(
                 model, sparse_model, layer, table.bundle_in[taken], taken + sum(n_slots[:layer])
             )
+
+
+def test_a_short_prompt_leaves_all_slots_as_they_are(
+    sparse_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ring is in memory that a chunk of so few tokens does not take."""
+    monkeypatch.undo()
+    shorten_blocks(monkeypatch, sparse_model, has_spare=True)
+    with open_model(sparse_model) as model:
+        expected = [answer(model, prompt) for prompt in (PROMPT, SECOND, PROMPT)]
+    with short_of_slots(sparse_model) as model:
+        assert sum(model.plan.lent_blocks) >= 2
+        assert [answer(model, prompt) for prompt in (PROMPT, SECOND, PROMPT)] == expected
+        pool, missing = model.decoder.pool, bytes_missing(model)
+        held = [pool.layer(layer).resident() for layer in range(3)]
+        before = model.reader_stats()["bytes_useful"]
+        seen: list[bool] = []
+
+        def look(*_: object) -> None:
+            now = [pool.layer(layer).resident() for layer in range(3)]
+            seen.append(all(np.isin(*pair).all() for pair in zip(held, now, strict=True)))
+
+        model.decoder.prefill(SECOND, progress=look)
+        assert seen[0], "something was evicted before it was needed"
+        assert model.reader_stats()["bytes_useful"] - before <= missing
 
 
 def check_bundles(model: Model, directory: Path, layer: int, ids: Any, slots: Any) -> None:
