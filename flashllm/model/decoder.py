@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -19,12 +18,13 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.arrays import Ids, unwarned
 from flashllm.core.device_memory import DeviceMemory
-from flashllm.errors import Cancelled, ModelClosed, ModelError, UsageError
+from flashllm.errors import Cancelled, ModelError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
 from flashllm.kv_cache.dram import KvCache
 from flashllm.kv_cache.layout import PageShape
+from flashllm.kv_cache.open_contexts import OpenContexts
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.kv_cache.paged import PagedKvCache
 from flashllm.kv_cache.partial_index import Skewing
@@ -52,6 +52,7 @@ from flashllm.model.schedule import (
 )
 from flashllm.model.stage_link import StageLink
 from flashllm.model.transformer import LayerObserver, Transformer
+from flashllm.model.warm_up import WarmUp
 from flashllm.options import KvDType, KvSelection
 from flashllm.planning.plan import Plan
 from flashllm.planning.release import slots_without
@@ -66,9 +67,6 @@ LOGIT_ROWS_MAX = 64
 LOGIT_BLOCK_BYTES = 4 << 20
 SHARED_TOKENS_MIN = 8
 """Fewer tokens are computed again rather than copied from another context."""
-
-HOT_AT_ONCE = 4
-"""Experts of a layer that are read together ahead of need: an answer waits for no more."""
 
 
 class Decoder:
@@ -130,6 +128,7 @@ class Decoder:
         self._norms = [layer.norm for layer in weights]
         self._decode = FeedForwardDecode(spec, pool, bundles, weights, clock)
         self._prefill = FeedForwardPrefill(spec, pool, bundles, weights, products, kernels, clock)
+        self._warm_up = WarmUp(pool, self._prefill.warm_up)
         self._tokens = TokenSchedule(transformer, self._decode, pool, self._announce)
         self._prompts = PromptSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.needed_tokens,
@@ -147,9 +146,6 @@ class Decoder:
         self.bytes_released = 0
         """Memory of slots, or of pinned bundles, that was given back to the system."""
         self._bytes_to_release = self._bytes_asked = 0
-        self._warming: Iterator[float] | None = None
-        self._hot: Sequence[Ids] = ()
-        self._is_closed = False
         self.kv_pool: PagePool | None = None
         """Pages of keys and values, where these have a limit of their own."""
         if plan.kv_pages is not None:
@@ -158,8 +154,7 @@ class Decoder:
                 page_shape, plan.kv_pages, kv_directories, store.reader.direct,
                 overlaps=plan.overlap != "none", victims=plan.kv_victims,
             )  # fmt: skip
-        self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
-        self._contexts_lock = threading.Lock()
+        self._contexts = OpenContexts(plan.contexts)
         self.context = self.new_context()
         """The one that calls go on where they name none."""
         self.use(selector)
@@ -231,24 +226,15 @@ class Decoder:
 
         It has `keys_values`, or those that the plan says.
         """
-        with self._contexts_lock:
-            if self._is_closed:
-                raise ModelClosed("the model was closed; open it again")
-            if len(self._open_contexts()) >= self.plan.contexts:
-                raise UsageError(
-                    f"this model was opened with contexts={self.plan.contexts}, and as many are in"
-                    " use; drop or close one, or open it with more"
-                )
-            context = Context(
+
+        def make() -> Context:
+            return Context(
                 keys_values or self.new_keys_values(self.plan.kv_selection),
                 self.plan.prefill.tokens,
                 decoded_alike=self.plan.prompt_is_decoded_alike,
             )
-            self._contexts.add(context)
-        return context
 
-    def _open_contexts(self) -> list[Context]:
-        return [context for context in self._contexts if not context.is_closed]
+        return self._contexts.add(make)
 
     def _new_rows(self, kv_dtype: KvDType) -> SelectableRows:
         settings = self.spec, self.plan.context, kv_dtype, self._kernels
@@ -275,7 +261,7 @@ class Decoder:
         nbytes = self._bytes_to_release
         if nbytes == self._bytes_asked:
             return
-        self._end_warming()
+        self._warm_up.end()
         stride = self._store.header.stride
         slots = slots_without(self.plan, self.spec, stride, nbytes)
         self.pool.resize(slots)
@@ -289,50 +275,16 @@ class Decoder:
         it; the next call begins anew and reads what is missing.
         """
         self.release()
-        if self._warming is None:
-            if self.pool.may_hold_more:
-                self.pool.drain()
-                self._warming = self._prefill.warm_up()
-            elif self._hot:
-                self.pool.drain()
-                self._warming = self._read_hot_set(self._hot)
-            else:
-                return 1.0
-        try:
-            share = next(self._warming, 1.0)
-        except BaseException:
-            self._end_warming()
-            raise
-        if share == 1.0:
-            self._hot = ()
-            self._end_warming()
-        return share
+        return self._warm_up.step()
 
     def offer_hot_set(self, hot: Sequence[Ids]) -> None:
         """Experts of each layer that are worth reading while nobody waits, most valuable first."""
-        self._hot = hot
+        self._warm_up.hot = hot
 
     def hot_set(self) -> list[Ids]:
         """What the slots of each layer hold, most valuable first."""
         self.pool.drain()
         return [self.pool.valuable(layer) for layer in range(self.spec.bundled_layers)]
-
-    def _read_hot_set(self, hot: Sequence[Ids]) -> Iterator[float]:
-        """Reads a few experts of each layer in turn into slots that are free; yields the share."""
-        longest = max(map(len, hot), default=0)
-        for first in range(0, longest, HOT_AT_ONCE):
-            for layer, ids in enumerate(hot):
-                part = ids[first : first + HOT_AT_ONCE][: self.pool.free_slots(layer)]
-                if len(part):
-                    for found in self.pool.rounds(layer, np.sort(part)):
-                        for _ in found.arrivals:
-                            pass
-                yield min((first + (layer + 1) / len(hot) * HOT_AT_ONCE) / longest, 1.0)
-
-    def _end_warming(self) -> None:
-        if self._warming is not None:
-            self._warming = None
-            self.pool.end_expecting()
 
     def truncate(self, length: int, context: Context | None = None) -> None:
         """Forget all tokens of a context but the first `length`, found by `cached_prefix`.
@@ -340,7 +292,7 @@ class Decoder:
         Bundles in DRAM stay there.
         """
         context = context or self.context
-        self._end_warming()
+        self._warm_up.end()
         self.pool.drain()
         self._decode.forget()
         self.pool.end_expecting()
@@ -433,7 +385,7 @@ class Decoder:
             return
         present = context.tokens.cached_prefix(ids, reuse_answers=reuse_answers)
         best, source = 0, None
-        for other in self._open_contexts():
+        for other in self._contexts.all():
             if other is not context and other.shares_prefixes:
                 usable = other.tokens.cached_prefix(ids, reuse_answers=False)
                 if usable > best:
@@ -486,7 +438,7 @@ class Decoder:
     def decode(self, token: int, context: Context | None = None) -> NDArray[np.float32]:
         """Append one token to a context; logits [vocab] after it."""
         self.steps += 1
-        self._end_warming()
+        self._warm_up.end()
         self.release()
         LARGE_ARRAYS.give_back()  # a token's own arrays are small: the prompt's are not needed
         hidden = self._tokens.run(context or self.context, token)
@@ -502,7 +454,7 @@ class Decoder:
         `decode` for each. What any of them needs is read once.
         """
         self.steps += 1
-        self._end_warming()
+        self._warm_up.end()
         self.release()
         self.pool.drain()
         self._decode.forget()
@@ -551,17 +503,14 @@ class Decoder:
 
         The store is closed before. What is only looked at stays: `marks` of the pool, counters.
         """
-        with self._contexts_lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
+        if not self._contexts.end():
+            return
         self._decode.selector = self._prefill.selector = None
-        self._warming = None
         self._decode.prefetchers = []  # they refer to what refers to them
         del self._transformer, self._norms, self._decode, self._prefill, self.largest_weight
-        del self._tokens, self._prompts, self._blocks, self._products
+        del self._tokens, self._prompts, self._blocks, self._products, self._warm_up
         self.pool.close()
-        for context in self._open_contexts():
+        for context in self._contexts.all():
             context.close()
         if self.kv_pool is not None:
             self.kv_pool.close()
@@ -579,7 +528,7 @@ class Decoder:
         LARGE_ARRAYS.give_back()
         if self.kv_pool is not None:
             self.kv_pool.staging.drop()
-        for context in self._open_contexts():
+        for context in self._contexts.all():
             if context.keys_values.is_damaged:
                 context.truncate(0)
 
