@@ -65,7 +65,7 @@ from flashllm.planning.slot_allocation import (
 )
 from flashllm.planning.tokenizer_memory import READING_SHARE
 from flashllm.planning.union_tokens import union_tokens_of, warm_union_tokens_of
-from flashllm.planning.ways_to_read import GAP_BYTES, scattered_share, ways_to_read
+from flashllm.planning.ways_to_read import GAP_BYTES, WayToRead, scattered_share, ways_to_read
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 from flashllm.weight_cache.blocks import summation_ids
@@ -312,7 +312,7 @@ def make_plan(
     Raises `MemoryCeilingTooSmall`, which names the smallest ceiling, or `UsageError` for an option
     out of range.
     """
-    select, window, ceiling_bytes = options.select, options.window, options.memory
+    select, window = options.select, options.window
     assert select is not None
     context, encoding = context_of(spec, options), encoding_of(options)
     if window is not None:
@@ -320,26 +320,17 @@ def make_plan(
     policy = choose_policy(options.policy, window)
     split = _fixed_bytes(spec, sizes, options)
     needed_bytes = sum(split.values()) + _least_slot_bytes(spec, sizes, select)
-    reads = ways_to_read(sizes.stride, select, options.io_threads, profile)
-    totals = [max(needed_bytes + read.reserve_bytes, sizes.before_weights) for read in reads]
-    smallest_bytes = min(totals)
-    if ceiling_bytes is None:
-        ceiling_bytes = smallest_bytes
-    fitting = [read for read, total in zip(reads, totals, strict=True) if total <= ceiling_bytes]
-    split["reserve"] = (fitting or reads[-1:])[0].reserve_bytes
-    if not fitting:
-        message = _too_small(ceiling_bytes, smallest_bytes, split)
-        if fitting_words := _fitting_options(spec, sizes, options, profile):
-            message += f", or {fitting_words}"
-        raise MemoryCeilingTooSmall(message, smallest_bytes)
+    room = _Room.of(spec, sizes, options, profile, needed_bytes, split)
+    ceiling_bytes, read = room.ceiling_bytes, room.read
+    split["reserve"] = read.reserve_bytes
     least = prefill_shape(spec, sizes, options)
-    spare_bytes = ceiling_bytes - split["reserve"] - needed_bytes
+    spare_bytes = ceiling_bytes - read.reserve_bytes - needed_bytes
     chunk_is_given = options.chunk_tokens is not None
     shape = least if chunk_is_given else least.grown(spec, spare_bytes // CHUNK_SHARE)
     split["prefill"] += _activated(spec, options, shape) - _activated(spec, options, least)
     activity, bundles = sizes.activity, shape.bundles
     most = None if options.slot_memory is None else options.slot_memory // sizes.stride
-    scattered = scattered_share(sizes.stride, fitting[0].threads, profile)
+    scattered = scattered_share(sizes.stride, read.threads, profile)
     union_tokens = union_tokens_of(spec, activity, select, scattered)
     is_whole = _reads_layers_whole(contexts_of(options), union_tokens, select)
     ring = STEP_RING if is_whole else PROMPT_RING
@@ -354,18 +345,18 @@ def make_plan(
     )
     plan = Plan(
         ceiling_bytes=ceiling_bytes,
-        smallest_bytes=smallest_bytes,
+        smallest_bytes=room.smallest_bytes,
         split=split,
         window=allocation.window,
         slots_per_layer=tuple(allocation.slots),
         slots_wanted=sum(allocation.wanted),
-        io_threads=fitting[0].threads,
+        io_threads=read.threads,
         context=context,
         select=select,
         prefill=shape,
         prefill_blocks=allocation.own_blocks + sum(allocation.lent_blocks),
         lent_blocks=tuple(allocation.lent_blocks),
-        gap_bytes=fitting[0].gap_bytes,
+        gap_bytes=read.gap_bytes,
         overlap=overlap_of(options.overlap, spec),
         policy=policy,
         kv_dtype=encoding,
@@ -381,6 +372,43 @@ def make_plan(
     )
     request = _device_request(spec, sizes.stride, options)
     return plan if request is None else _with_device(plan, request, request.place())
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A ceiling, and the best way to read that it has memory for."""
+
+    ceiling_bytes: int
+    smallest_bytes: int
+    read: WayToRead
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        sizes: Sizes,
+        options: ModelOptions,
+        profile: Profile | None,
+        needed_bytes: int,
+        split: dict[str, int],
+    ) -> _Room:
+        """The ceiling asked for, or the smallest; `MemoryCeilingTooSmall` tells the `split`.
+
+        `needed_bytes` are those of any plan, without the reserve.
+        """
+        assert options.select is not None
+        reads = ways_to_read(sizes.stride, options.select, options.io_threads, profile)
+        totals = [max(needed_bytes + read.reserve_bytes, sizes.before_weights) for read in reads]
+        smallest_bytes = min(totals)
+        ceiling_bytes = smallest_bytes if options.memory is None else options.memory
+        for read, total in zip(reads, totals, strict=True):
+            if total <= ceiling_bytes:
+                return cls(ceiling_bytes, smallest_bytes, read)
+        told = {**split, "reserve": reads[-1].reserve_bytes}
+        message = _too_small(ceiling_bytes, smallest_bytes, told)
+        if fitting_words := _fitting_options(spec, sizes, options, profile):
+            message += f", or {fitting_words}"
+        raise MemoryCeilingTooSmall(message, smallest_bytes)
 
 
 def _with_device(plan: Plan, request: DeviceRequest, placed: DevicePlan) -> Plan:
