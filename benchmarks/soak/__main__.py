@@ -48,7 +48,7 @@ from flashllm.settings.values import parse_number, parse_size
 
 NAME = "soak"
 MINUTES = 60.0
-MEMORY_BYTES = 256 << 20
+MEMORY_BYTES = 280 << 20
 TOKENS = 48
 LEAVE_SECONDS = 30.0
 TELL_SECONDS = 60.0
@@ -135,7 +135,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("model", nargs="?", metavar="MODEL", help="a model, by name or directory (the demo)")
     add("--minutes", type=argument(parse_number), default=MINUTES, metavar="N", help="(60)")
     add("--memory", type=argument(parse_size), default=MEMORY_BYTES, metavar="SIZE",
-        help="the ceiling of all processes together (256MiB)")  # fmt: skip
+        help="the ceiling of all processes together (280MiB)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="of what is done, and in which order (0)")
     add("--log", type=Path, default=Path("build/soak.jsonl"), metavar="FILE",
         help="lines of JSON (build/soak.jsonl)")  # fmt: skip

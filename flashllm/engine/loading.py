@@ -144,9 +144,9 @@ def _load(
         chosen = choose_selector(store, options.select)
         sizes = replace(model_sizes(store, chosen), application=options.application_bytes)
         plan = _plan(store, sizes, options.having(select=chosen), profile, least)
-        before_weights()
         direct = options.direct
         store.check_small_files()
+        before_weights()
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         on_read = _counting(store, chosen, on_loading)
         if device is None or plan.device is None:

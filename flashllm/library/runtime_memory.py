@@ -55,8 +55,10 @@ def kept_bytes() -> int | None:
 def _key() -> str:
     import importlib.metadata  # brings much, and the chat loads this file before its first frame
 
-    libraries = f"numpy {importlib.metadata.version('numpy')}"
-    versions = f"flashllm {flashllm.__version__}, {libraries}, {sys.version}"
+    numpy_version = "unknown"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        numpy_version = importlib.metadata.version("numpy")
+    versions = f"flashllm {flashllm.__version__}, numpy {numpy_version}, {sys.version}"
     return f"{versions}, without pages that only imports needed"
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from flashllm.arrays import unwarned
 from flashllm.kv_cache.context import Context
-from flashllm.large_arrays import Floats
+from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.attention import Span
 from flashllm.model.ffn_decode import FeedForwardDecode
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
@@ -159,6 +159,8 @@ class PromptSchedule:
         self._pool.end_expecting()
         if whole:
             spare_bytes = self._unused_bytes(max(map(len, whole)))
+            if spare_bytes:
+                LARGE_ARRAYS.give_back()  # what longer prompts have left is counted there too
             self._pool.expect((layer for _ in whole for layer in range(layers)), spare_bytes)
         start = 0
         for number, chunk in enumerate(chunks):

@@ -405,6 +405,7 @@ class _Room:
             if total <= ceiling_bytes:
                 return cls(ceiling_bytes, smallest_bytes, read)
         told = {**split, "reserve": reads[-1].reserve_bytes}
+        told["reading the tokenizer"] = max(smallest_bytes - needed_bytes - told["reserve"], 0)
         message = _too_small(ceiling_bytes, smallest_bytes, told)
         if fitting_words := _fitting_options(spec, sizes, options, profile):
             message += f", or {fitting_words}"
@@ -472,7 +473,7 @@ def smallest_ceiling(
     reads = ways_to_read(sizes.stride, select, options.io_threads, profile)
     needed_bytes = sum(_fixed_bytes(spec, sizes, options).values())
     needed_bytes += _least_slot_bytes(spec, sizes, select)
-    return needed_bytes + min(read.reserve_bytes for read in reads)
+    return max(needed_bytes + min(read.reserve_bytes for read in reads), sizes.before_weights)
 
 
 def smaller_options(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, ModelOptions]]:

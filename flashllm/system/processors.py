@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Says to programs how many threads are to compute."""
+_TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def usable_processors() -> int | None:
@@ -23,5 +26,19 @@ def compute_threads() -> int:
     told = os.environ.get(THREADS_VARIABLE, "").partition(",")[0].strip()
     if told.isascii() and told.isdecimal() and int(told) > 0:
         return int(told)
-    processors = usable_processors() or os.cpu_count() or 1
-    return min(processors, psutil.cpu_count(logical=False) or processors)
+    if hasattr(os, "sched_getaffinity"):
+        usable = os.sched_getaffinity(0)
+        return count_cores(usable) or len(usable)
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def count_cores(processors: Iterable[int], topology: Path = _TOPOLOGY) -> int | None:
+    """Cores that these logical processors belong to; None where the system does not say."""
+    try:
+        siblings = {
+            (topology / f"cpu{number}" / "topology" / "thread_siblings_list").read_text()
+            for number in processors
+        }
+    except OSError:
+        return None
+    return len(siblings)

@@ -74,8 +74,10 @@ class JsonVocabulary:
         self.prefix_ids = template_prefix(description.get("post_processor"), added)
         self.strips_leading_space = self._spelling.strips_leading_space
         self._contents = {token: content for content, token in added.items()}
-        ids = itertools.chain(vocabulary_ids(description).values(), self._contents)
-        self.size = max(ids) + 1
+        ids = vocabulary_ids(description)
+        self.size = max(itertools.chain(ids.values(), self._contents)) + 1
+        if max(ids.values(), default=-1) + 1 == len(ids):
+            ids = {}  # the library's numbers for added tokens come behind them
         self._path = path
         secret = secrets.token_hex(16)
         names = {c: f"\ue000{secret}.{token}\ue001" for c, token in self.control_ids.items()}
@@ -88,6 +90,9 @@ class JsonVocabulary:
         # The library numbers added tokens consecutively, whatever the file says.
         found = {self._tokenizer.token_to_id(names.get(c, c)): token for c, token in added.items()}
         self._moved = {own: token for own, token in found.items() if own != token}
+        if self._moved:  # its numbers for them may be those of pieces
+            pieces = {token: piece for piece, token in ids.items() if token in self._moved}
+            self._contents = pieces | self._contents
 
     def encode(self, parts: Sequence[str | int]) -> list[int]:
         """Ids of stretches of text and of the control tokens between them.

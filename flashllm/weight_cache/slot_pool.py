@@ -319,6 +319,7 @@ class SlotPool:
     def close(self) -> None:
         """Drop the memory of the slots; the store is closed."""
         del self.rows, self._buffer
+        self._spare = None
         if self._device is not None:
             self._device.close()
         self._prefetches.clear()

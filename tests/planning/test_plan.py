@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.plan import PrefillShape, Sizes, make_plan
+from flashllm.planning.plan import PrefillShape, Sizes, make_plan, smallest_ceiling
 from flashllm.planning.shape_estimate import sizes_of_shape, usual_selector
 from flashllm.planning.ways_to_read import GAP_BYTES
 from flashllm.spec import ModelSpec, Rope
@@ -78,7 +78,8 @@ def test_a_tokenizer_that_is_large_beside_the_model_can_be_read_before_the_weigh
     plan = make_plan(SPEC, large, ModelOptions(select="predicted"))
     assert plan.smallest_bytes == plan.ceiling_bytes == (200 + 7 + 300) * MIB
     assert sum(plan.split.values()) <= plan.ceiling_bytes
-    with pytest.raises(MemoryCeilingTooSmall):
+    assert smallest_ceiling(SPEC, large, ModelOptions(select="predicted")) == plan.smallest_bytes
+    with pytest.raises(MemoryCeilingTooSmall, match=r"reading the tokenizer \d+, the rest"):
         make_plan(SPEC, large, ModelOptions(select="predicted", memory=plan.ceiling_bytes - 1))
 
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import psutil
 import pytest
 
 from flashllm.system import processors
-from flashllm.system.processors import THREADS_VARIABLE, compute_threads, usable_processors
+from flashllm.system.processors import (
+    THREADS_VARIABLE,
+    compute_threads,
+    count_cores,
+    usable_processors,
+)
+
+LINUX = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 
 
 @pytest.fixture(autouse=True)
@@ -16,16 +24,33 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("usable", "cores", "expected"), [(8, 4, 4), (2, 4, 2), (8, None, 8), (None, 3, 3)]
-)
-def test_one_for_each_core_that_may_be_used(
-    monkeypatch: pytest.MonkeyPatch, usable: int | None, cores: int | None, expected: int
+def test_two_processors_of_a_core_count_once(tmp_path: Path) -> None:
+    for number, siblings in enumerate(["0,4", "1,5", "2,6", "3,7"] * 2):
+        folder = tmp_path / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings + "\n")
+    assert count_cores(range(8), tmp_path) == 4
+    assert count_cores([0, 4, 1, 5], tmp_path) == 2
+    assert count_cores([0, 1, 2], tmp_path) == 3
+    assert count_cores([0, 8], tmp_path) is None
+
+
+@LINUX
+def test_where_the_system_says_nothing_of_cores_processors_count(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processors, "usable_processors", lambda: usable)
+    monkeypatch.setattr(processors, "count_cores", lambda _: None)
+    assert compute_threads() == len(os.sched_getaffinity(0))
+
+
+def test_without_affinity_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 3)
+    assert usable_processors() is None
+    assert compute_threads() == 3
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical: cores)
-    assert compute_threads() == expected
+    assert compute_threads() == 16
 
 
 @pytest.mark.parametrize("told", ["3", " 3 ", "3,1"])
@@ -41,7 +66,7 @@ def test_what_is_no_number_tells_nothing(monkeypatch: pytest.MonkeyPatch, told: 
     assert compute_threads() == expected
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+@LINUX
 def test_those_of_this_process_count() -> None:
     allowed = os.sched_getaffinity(0)
     try:

@@ -388,3 +388,20 @@ def test_a_text_that_the_library_cannot_encode_is_an_error_of_the_file(tmp_path:
     assert loaded.vocabulary.encode(["ab"]) == [0, 1]
     with pytest.raises(ModelError, match=r"tokenizer\.json: cannot encode this text \(.*unk_id"):
         loaded.vocabulary.encode(["abc"])
+
+
+def test_pieces_are_told_by_the_files_ids_whatever_the_library_makes_of_them(
+    tmp_path: Path,
+) -> None:
+    """It numbers added tokens from the number of pieces on, where others may be."""
+    letters = {chr(ord("a") + number): number + 3 for number in range(26)}
+    added = [
+        {"id": number, "content": content, "special": True, "normalized": False,
+         "lstrip": False, "rstrip": False, "single_word": False}
+        for number, content in enumerate(("<s>", "</s>", "<unk>"))
+    ]  # fmt: skip
+    bare(tmp_path, letters, added)
+    tokenizer = loaded(tmp_path)
+    spelled = [tokenizer.piece_bytes(token).decode() for token in range(30)]
+    assert spelled == ["<s>", "</s>", "<unk>", *letters, ""]
+    assert tokenizer.vocab_size == 29
