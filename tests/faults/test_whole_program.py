@@ -163,4 +163,5 @@ def test_the_core_is_not_begun_where_the_table_of_names_cannot_grow() -> None:
     """Its own beginning would end the process: nanobind has no other way there."""
     faults = environment("malloc", "", errno.ENOMEM, least_bytes=1 << 18)
     done = started([sys.executable, "-c", FULL_TABLE], faults)
-    assert (done.returncode, done.stderr.strip()) == (1, "no memory")
+    # What is loaded at Python's own start may say before that it had no memory either.
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "no memory")

@@ -95,7 +95,8 @@ async def test_answering_again_keeps_the_first_answer_as_a_branch() -> None:
         gate.set()
         await ready(pilot)
         assert answers(app) == ["two."]
-        assert notes(app) == ["‹ 2/2 ›  drawn at temperature 0.7, seed 4"]
+        drawn = ["‹ 2/2 ›  drawn at temperature 0.7, seed 4"]
+        await until(pilot, lambda: notes(app) == drawn)
         assert sent(model) == [["a"], ["a"]]
         assert [one["sampling"].seed for one in model.requests] == [3, 4]
         await pilot.press("tab", "tab", "left")
