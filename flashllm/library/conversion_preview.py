@@ -56,11 +56,12 @@ def preview(
     source: Path, destination: Path, options: ConvertOptions, conditions: Conditions
 ) -> Preview:
     """What `options` would make of `source`; the converter's own errors where they make nothing."""
-    from flashllm.convert import describe
+    from flashllm.convert import brings_tokenizer, describe
 
     spec = describe(source, dtype=options.dtype, requantise=options.requantise)
     _check_no_pickle(source)
-    found = preview_shape(spec, destination, options, conditions)
+    has_tokenizer = brings_tokenizer(source)
+    found = preview_shape(spec, destination, options, conditions, has_tokenizer=has_tokenizer)
     seconds, origin = _seconds_of_source(source, spec, options, destination, found.disk_bytes)
     return replace(found, seconds=seconds, seconds_origin=origin)
 
@@ -79,7 +80,12 @@ def _check_no_pickle(source: Path) -> None:
 
 
 def preview_shape(
-    spec: ModelSpec, destination: Path, options: ConvertOptions, conditions: Conditions
+    spec: ModelSpec,
+    destination: Path,
+    options: ConvertOptions,
+    conditions: Conditions,
+    *,
+    has_tokenizer: bool = True,
 ) -> Preview:
     """What `options` would make of a checkpoint of this shape, in the encoding of `spec`."""
     if spec.gate == "resident" and options.predictors != NO_PREDICTORS:
@@ -89,7 +95,9 @@ def preview_shape(
     checksums = _CHECKSUM_BYTES * spec.bundled_layers * spec.bundles_per_layer
     place = existing_parent(destination)
     status = os.statvfs(place)
-    smallest, speed, assumed, quick = _expected(spec, options, place, conditions)
+    smallest, speed, assumed, quick = _expected(
+        spec, options, place, conditions, has_tokenizer=has_tokenizer
+    )
     return Preview(
         features=format_shape(spec),
         encoding=spec.encoding_label,
@@ -143,7 +151,12 @@ def conversion_seconds(
 
 
 def _expected(
-    spec: ModelSpec, options: ConvertOptions, place: Path, conditions: Conditions
+    spec: ModelSpec,
+    options: ConvertOptions,
+    place: Path,
+    conditions: Conditions,
+    *,
+    has_tokenizer: bool,
 ) -> tuple[int | None, float | None, str, bool]:
     """The smallest ceiling; tokens a second in the usual one, what they assume, whether quick."""
     if conditions.interpreter_bytes is None:
@@ -151,7 +164,7 @@ def _expected(
     select = _selector(spec, options, conditions.options.select)
     scenario = conditions.scenario(
         spec,
-        sizes_of_shape(spec, conditions.interpreter_bytes),
+        sizes_of_shape(spec, conditions.interpreter_bytes, has_tokenizer=has_tokenizer),
         known_activity(spec, select, None),
         select,
         place,

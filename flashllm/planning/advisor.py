@@ -231,5 +231,6 @@ def _resized(spec: ModelSpec, sizes: Sizes) -> Sizes:
     return dataclasses.replace(
         sizes_of_shape(spec, sizes.interpreter),
         predictors=sizes.predictors,
+        tokenizer=sizes.tokenizer,
         activity=sizes.activity,
     )

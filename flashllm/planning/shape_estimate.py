@@ -104,7 +104,7 @@ def predictor_bytes(spec: ModelSpec, ranks: Sequence[int] | None = None, dtype: 
     )
 
 
-def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int) -> Sizes:
+def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int, *, has_tokenizer: bool = True) -> Sizes:
     """The sizes that `make_plan` needs, for a model that is not converted yet."""
     weights = Weights.of(spec)
     return Sizes(
@@ -112,7 +112,7 @@ def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int) -> Sizes:
         embeddings=weights.embeddings,
         attention=weights.attention + weights.gate,
         predictors=predictor_bytes(spec),
-        tokenizer=tokenizer_bytes(spec),
+        tokenizer=tokenizer_bytes(spec) if has_tokenizer else 0,
         stride=BundleHeader.for_spec(spec, bytes(16)).stride,
     )
 

@@ -259,9 +259,11 @@ def test_more_tokens_read_what_they_need_once_slots_are_full(
         whole: list[object] = []
         expect = decoder.pool.expect
 
-        def noted(layers: Any, whole: list[object] = whole, expect: Any = expect) -> None:
+        def noted(
+            layers: Any, *spare: int, whole: list[object] = whole, expect: Any = expect
+        ) -> None:
             whole.append(layers)
-            expect(layers)
+            expect(layers, *spare)
 
         monkeypatch.setattr(decoder.pool, "expect", noted)
         with store:

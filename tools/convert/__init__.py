@@ -15,6 +15,7 @@ from .demo import demo_model
 from .families.description import describe
 from .output.destination import check_destination, check_space
 from .output.reorder import reorder
+from .output.tokenizer_files import brings_tokenizer
 from .phases import ConversionPlan, Learning, PhaseWork, conversion_phases
 from .pipeline import convert
 from .source.arriving import ShardSource
@@ -34,6 +35,7 @@ __all__ = [
     "ShardSource",
     "VerifyReport",
     "WeightFiles",
+    "brings_tokenizer",
     "check_destination",
     "check_space",
     "conversion_phases",

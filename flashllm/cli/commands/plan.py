@@ -157,6 +157,7 @@ def _is_converted(arguments: argparse.Namespace) -> bool:
 
 def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
     """The scenario of a checkpoint, from its config.json alone, or of a known model."""
+    from flashllm.convert import brings_tokenizer
     from flashllm.engine.loading import interpreter_bytes
     from flashllm.planning.advisor import Scenario
     from flashllm.planning.model_facts import check_selector
@@ -166,7 +167,8 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scen
     select = arguments.select or usual_selector(spec)
     # A deciding gate replaces predictors; all other sparse models can have some.
     check_selector(select, spec, not spec.gated, Path(arguments.model))
-    sizes = sizes_of_shape(spec, interpreter_bytes())
+    has_tokenizer = brings_tokenizer(Path(arguments.model))
+    sizes = sizes_of_shape(spec, interpreter_bytes(), has_tokenizer=has_tokenizer)
     activity = _activity(arguments, spec, select, None)
     return Scenario(spec, sizes, activity, options_of(arguments).having(select=select), profile)
 

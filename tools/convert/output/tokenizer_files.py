@@ -27,6 +27,11 @@ def has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in TOKENIZERS)
 
 
+def brings_tokenizer(source: Path) -> bool:
+    """Whether a converted `source` will have one: a directory by its files, others always."""
+    return not source.is_dir() or has_tokenizer(source)
+
+
 def write_tokenizer(
     source: Path,
     names: Iterable[str],
