@@ -126,9 +126,8 @@ class SelectedCache:
         """As that of the rows: tokens of a prompt see everything."""
         if layer in self.policy.layers:
             assert self._keys is not None
-            queries = query
-            self.policy.append(layer, self.length, queries, self._keys)
-            self.policy.attended(layer, self.length, queries, scale)
+            self.policy.append(layer, self.length, query, self._keys)
+            self.policy.attended(layer, self.length, query, scale)
         return self._rows.attend(layer, query, window, scale, sinks)
 
     def attend_decoded(

@@ -31,7 +31,7 @@ from flashllm.weight_cache.pool import ReadCounts, Round
 from flashllm.weight_cache.rounds import split_rounds
 
 _ENOUGH_BLOCKS = 8
-"""Of 4 MiB: as many keep a disk busy while one of them is computed."""
+"""Of 4 MiB, which are 64 reads: twice as many as there are in flight by default."""
 _NEARLY_FULL = 8
 """At most 1/8 of the slots are free: a prompt's ring borrows up to 1/12 of them."""
 
