@@ -22,7 +22,6 @@ from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
 from flashllm.weight_cache.block_stream import Block
 from flashllm.weight_cache.counters import StreamCounters
 
-_Floats = NDArray[np.float32]
 PAIRS_AN_EXPERT = 2
 """Where experts have no more tokens each, in the mean, all pairs of both are multiplied in a few
 calls: an expert is read for each of its tokens then."""
@@ -55,7 +54,7 @@ class Experts:
         self._bias_bytes = sum(biases)
         self._rows = Stride.of(header.stride, gate // self._neurons, 2 * self._neurons)
 
-    def room(self, count: int) -> _Floats:
+    def room(self, count: int) -> Floats:
         """Memory for the outputs of `count` experts for one token: [count, d_model]."""
         return LARGE_ARRAYS.empty(count, self._spec.d_model)
 
@@ -65,9 +64,9 @@ class Experts:
         rows: NDArray[np.uint8],
         ids: Ids,  # noqa: ARG002
         positions: Ids,
-        x: _Floats,
-        gate: _Floats | None,  # noqa: ARG002
-    ) -> _Floats:
+        x: Floats,
+        gate: Floats | None,  # noqa: ARG002
+    ) -> Floats:
         """Outputs [n, d_model] of experts, at `positions` of `rows`, for `x` [d_model]."""
         dtype, neurons = self._spec.dtype, self._neurons
         if self._may_be_silent and self._rows is not None:
@@ -79,8 +78,8 @@ class Experts:
         return self._finished(rows, positions, both)
 
     def _without_silent(
-        self, where: Stride, rows: NDArray[np.uint8], positions: Ids, x: _Floats
-    ) -> _Floats:
+        self, where: Stride, rows: NDArray[np.uint8], positions: Ids, x: Floats
+    ) -> Floats:
         """What goes into down, [n, neurons]: up of the neurons alone whose gate is not zero.
 
         The same bits as `gated` of all: a silent neuron's output is zero whatever its up is.
@@ -98,7 +97,7 @@ class Experts:
         self._counters.neurons_silent += len(hidden) - len(active)
         return hidden.reshape(gate.shape)
 
-    def _through_down(self, rows: NDArray[np.uint8], positions: Ids, hidden: _Floats) -> _Floats:
+    def _through_down(self, rows: NDArray[np.uint8], positions: Ids, hidden: Floats) -> Floats:
         """[n, neurons] of n experts to [n, d_model]: the bits of one after another."""
         out = self.room(len(positions))
         begins = self._begins(positions) + self._gate_up_bytes
@@ -114,16 +113,16 @@ class Experts:
         rows: NDArray[np.uint8],  # noqa: ARG002
         ids: Ids,  # noqa: ARG002
         positions: Ids,  # noqa: ARG002
-        outputs: _Floats,
-        weights: _Floats | None,
-        out: _Floats,
+        outputs: Floats,
+        weights: Floats | None,
+        out: Floats,
     ) -> None:
         """Add outputs [n, d_model], times their weights [n], to `out` [d_model] in their order."""
         assert weights is not None, "a router gives each expert one"
         one_token = np.zeros(len(outputs), dtype=np.int32)
         self.add_shares(outputs, weights, one_token, out[None])
 
-    def of_pairs(self, rows: NDArray[np.uint8], positions: Ids, x: _Floats) -> _Floats:
+    def of_pairs(self, rows: NDArray[np.uint8], positions: Ids, x: Floats) -> Floats:
         """Outputs of pairs of an expert and a token, [pairs, d_model] to the same, in two calls.
 
         Pair i is the expert at `positions[i]` with token `x[i]`.
@@ -132,7 +131,7 @@ class Experts:
         self._kernels.matvec_each(rows, self._begins(positions), self._spec.dtype, x, both)
         return self._finished(rows, positions, both)
 
-    def _finished(self, rows: NDArray[np.uint8], positions: Ids, both: _Floats) -> _Floats:
+    def _finished(self, rows: NDArray[np.uint8], positions: Ids, both: Floats) -> Floats:
         """From gate and up of experts, [n, 2 * neurons] without biases, to outputs [n, d_model]."""
         biases = self._biases(rows, positions)
         if biases is not None:
@@ -142,7 +141,7 @@ class Experts:
             out += biases[:, 2 * self._neurons :]
         return out
 
-    def of_tokens(self, rows: NDArray[np.uint8], position: int, x: _Floats) -> _Floats:
+    def of_tokens(self, rows: NDArray[np.uint8], position: int, x: Floats) -> Floats:
         """Outputs of one expert for several tokens: [tokens, d_model] to the same."""
         dtype, neurons = self._spec.dtype, self._neurons
         gate_up, down = self._matrices(rows, position)
@@ -157,16 +156,16 @@ class Experts:
             out += biases[:, 2 * neurons :]
         return out
 
-    def add_shares(self, shares: _Floats, weights: _Floats, tokens: Ids, sums: _Floats) -> None:
+    def add_shares(self, shares: Floats, weights: Floats, tokens: Ids, sums: Floats) -> None:
         """Add outputs [n, d_model] of pairs, times their weights [n], to those of their tokens."""
         self._kernels.add_shares(shares, weights, tokens, sums)
 
-    def _biases(self, rows: NDArray[np.uint8], positions: Ids) -> _Floats | None:
+    def _biases(self, rows: NDArray[np.uint8], positions: Ids) -> Floats | None:
         """Those of gate, up and down of experts, [n, 2 * neurons + d_model]; None without any."""
         if not self._bias_bytes:
             return None
         starts = (position * self.stride + self._end for position in positions.tolist())
-        biases: _Floats = np.stack(
+        biases: Floats = np.stack(
             [rows[start : start + self._bias_bytes] for start in starts]
         ).view(np.float32)
         return biases
@@ -179,7 +178,7 @@ class Experts:
         return expert[: self._gate_up_bytes], expert[self._gate_up_bytes :]
 
 
-def gated(spec: ModelSpec, both: _Floats) -> _Floats:
+def gated(spec: ModelSpec, both: Floats) -> Floats:
     """What goes into down: from gate and up, [n, 2 * neurons], to [n, neurons], a new array."""
     experts = spec.experts
     assert experts is not None
@@ -214,15 +213,15 @@ class Stride:
 class ExpertTiles:
     """Adds a layer's experts to the outputs of tokens, each with the tokens that chose it."""
 
-    def __init__(self, experts: Experts, x: Floats, weights: _Floats) -> None:
+    def __init__(self, experts: Experts, x: Floats, weights: Floats) -> None:
         """For `x` [tokens, d_model]; `weights` [tokens, n_experts] are zero where not chosen."""
         self.weights = weights
         self._experts = experts
-        self._vectors: _Floats = x
+        self._vectors: Floats = x
         # All pairs of an expert and a token, expert by expert, of each in order of tokens.
         chosen, tokens = np.nonzero(weights.T)
         self._tokens = tokens.astype(np.int32)
-        self._of_pair: _Floats = weights[tokens, chosen]
+        self._of_pair: Floats = weights[tokens, chosen]
         counts = np.bincount(chosen, minlength=weights.shape[1])
         self._counts: list[int] = counts.tolist()
         self._ends: list[int] = np.cumsum(counts).tolist()
@@ -235,7 +234,7 @@ class ExpertTiles:
     def add(self, tile: Block, out: Floats) -> Floats:
         """Adds the experts of a tile to `out`; their weights [tokens, experts]."""
         ids, positions, rows = tile.parts()
-        sums: _Floats = out
+        sums: Floats = out
         here = [
             (expert, position)
             for expert, position in zip(ids.tolist(), positions.tolist(), strict=True)
@@ -258,7 +257,7 @@ class ExpertTiles:
         return slice(end - self._counts[expert], end)
 
     def _add_pairs(
-        self, here: Sequence[tuple[int, int]], rows: NDArray[np.uint8], sums: _Floats
+        self, here: Sequence[tuple[int, int]], rows: NDArray[np.uint8], sums: Floats
     ) -> None:
         """Adds experts and where they are in `rows`, all pairs at once."""
         if not here:  # all tokens chose others

@@ -32,8 +32,6 @@ neurons are computed; a neuron is active where its margin is above zero."""
 Chosen = Callable[[int, list[Ids]], None]
 """Called with (layer, the selected ids of each token) where only selected neurons are computed."""
 
-_Floats = NDArray[np.float32]
-
 
 class TileSums(Protocol):
     """What tiles of a layer add to the outputs of several tokens."""
@@ -99,7 +97,7 @@ class FeedForwardPrefill:
             tails, uses = [], []
             fills = self._pool.free_slots(layer) > 0
             for tile in block.pieces(tiles.tile):
-                used: _Floats = tiles.add(tile, out)
+                used: Floats = tiles.add(tile, out)
                 tails.append(used[len(out) - keep_tokens :] != 0)
                 if fills:
                     uses.append(np.count_nonzero(used, axis=0))
@@ -191,8 +189,8 @@ class FeedForwardPrefill:
         tiles = NeuronTiles(self._spec, weights, products, x, gate, silent, margins)
         if self._neurons is None or margins is not None:
             return tiles
-        gates: _Floats | None = None if gate is None else activate(self._spec, gate)
-        vectors: _Floats = np.ascontiguousarray(x)
+        gates: Floats | None = None if gate is None else activate(self._spec, gate)
+        vectors: Floats = np.ascontiguousarray(x)
         most = self._spec.bundles_per_layer
         return NeuronSlices(self._neurons, tiles, layer, vectors, gates, wanted, most)
 
@@ -203,8 +201,8 @@ class FeedForwardPrefill:
 
     def _select_each(self, layer: int, inputs: LayerInputs, gate: Floats | None) -> ActiveMask:
         assert self.selector is not None, "the oracle selects nothing that is not computed"
-        read: _Floats = np.ascontiguousarray(self._read_by_selector(inputs))
-        opened: _Floats | None = None if gate is None else activate(self._spec, gate)
+        read: Floats = np.ascontiguousarray(self._read_by_selector(inputs))
+        opened: Floats | None = None if gate is None else activate(self._spec, gate)
         return self.selector.select_each(layer, read, opened)
 
     def selected(
@@ -224,11 +222,11 @@ class FeedForwardPrefill:
         assert self._neurons is not None
         self._clock.switch("ffn")
         x = inputs.ffn
-        vectors: _Floats = np.ascontiguousarray(x)
+        vectors: Floats = np.ascontiguousarray(x)
         gates = self._gates(layer, x)
         named: list[ActiveSet] | None = None
         if self.selector is not None and not oracle:
-            read: _Floats = np.ascontiguousarray(self._read_by_selector(inputs))
+            read: Floats = np.ascontiguousarray(self._read_by_selector(inputs))
             opened = [None] * len(x) if gates is None else gates
             pairs = zip(read, opened, strict=True)
             named = [self.selector.select(layer, vector, gate) for vector, gate in pairs]
@@ -278,7 +276,7 @@ class FeedForwardPrefill:
         opens: NDArray[np.bool_] = activate(self._spec, gate(x)) != 0
         return opens
 
-    def _gates(self, layer: int, x: Floats) -> _Floats | None:
+    def _gates(self, layer: int, x: Floats) -> Floats | None:
         """A resident gate's outputs for several tokens, [tokens, d_ffn], bit for bit as for one."""
         weights = self._weights[layer]
         gates = [weights.gate_outputs(self._spec, x[t : t + 1]) for t in range(len(x))]

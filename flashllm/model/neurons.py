@@ -22,8 +22,6 @@ from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
 from flashllm.weight_cache.rounds import block_ends
 
-_Floats = NDArray[np.float32]
-
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardWeights:
@@ -39,11 +37,11 @@ class FeedForwardWeights:
     shared: SharedExpert | None = None
     """The expert that all tokens go through, beside those that are chosen."""
 
-    def gate_outputs(self, spec: ModelSpec, x: Floats) -> _Floats | None:
+    def gate_outputs(self, spec: ModelSpec, x: Floats) -> Floats | None:
         """The resident gate's outputs [d_ffn] for [1, d_model]; None where it is on flash."""
         if self.gate is None:
             return None
-        outputs: _Floats = activate(spec, self.gate(x)[0])
+        outputs: Floats = activate(spec, self.gate(x)[0])
         return outputs
 
     def beside(self, x: Floats) -> Floats | None:
@@ -74,7 +72,7 @@ class Neurons:
         self._up_offset = spec.row_bytes * (spec.rows_per_neuron - 2)
         self._down_offset = spec.row_bytes * (spec.rows_per_neuron - 1)
 
-    def room(self, count: int) -> _Floats:
+    def room(self, count: int) -> Floats:
         """Memory for the outputs of `count` neurons, [count]."""
         return np.empty(count, dtype=np.float32)
 
@@ -84,10 +82,10 @@ class Neurons:
         rows: NDArray[np.uint8],
         ids: Ids,
         positions: Ids,
-        x: _Floats,
-        gate: _Floats | None,
+        x: Floats,
+        gate: Floats | None,
         ends: Ids | None = None,
-    ) -> _Floats:
+    ) -> Floats:
         """Outputs [n] of the neurons `ids`, at `positions` of `rows`, for `x` [d_model].
 
         `gate` [n] holds the outputs of their resident gate. With `ends` [tokens], `x` is [tokens,
@@ -108,7 +106,7 @@ class Neurons:
         offset: int,
         positions: Ids,
         ids: Ids,
-        x: _Floats,
+        x: Floats,
         bias: Floats | None,
         ends: Ids | None,
     ) -> Floats:
@@ -127,9 +125,9 @@ class Neurons:
         rows: NDArray[np.uint8],
         ids: Ids,
         positions: Ids,
-        outputs: _Floats,
-        weights: _Floats | None,
-        out: _Floats,
+        outputs: Floats,
+        weights: Floats | None,
+        out: Floats,
     ) -> None:
         """Add the neurons' down rows, times their outputs [n] and weights, to `out` [d_model]."""
         if weights is not None:
@@ -145,10 +143,10 @@ class Neurons:
         layer: int,
         block: Block,
         slice_: BlockSlice,
-        x: _Floats,
-        gates: _Floats | None,
-        out: _Floats,
-    ) -> _Floats:
+        x: Floats,
+        gates: Floats | None,
+        out: Floats,
+    ) -> Floats:
         """Add each token's selected neurons of a block to `out`, for `x` [tokens, d_model].
 
         `gates` is [tokens, d_ffn]. Returns the outputs [n].
