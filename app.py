@@ -2,7 +2,7 @@
 
 import sys
 
-from flashllm.cli.main import main
+from flashllm.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(["chat", *sys.argv[1:]]))

@@ -3,7 +3,8 @@
     with flashllm.open_model() as model:
         print(model.chat([{"role": "user", "content": "What does ocean mean?"}]).complete().text)
 
-docs/python.md has more. `import flashllm` alone is cheap: numpy is imported when a model is opened.
+docs/python.md has more. `import flashllm` alone is cheap: what a name needs is imported when it is
+used first.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from flashllm import errors
-from flashllm.engine.sampling import Sampling
-from flashllm.options import ModelOptions, ReasoningOptions
-
 if TYPE_CHECKING:
+    from flashllm import errors
     from flashllm.engine.local import (
         AnswerMessage,
         AsyncGeneration,
@@ -26,7 +24,9 @@ if TYPE_CHECKING:
         Token,
         Usage,
     )
+    from flashllm.engine.sampling import Sampling
     from flashllm.library.open import open_model
+    from flashllm.options import ModelOptions, ReasoningOptions
 
 # Read by OpenMP when torch is loaded: for how long its threads spin, waiting for each other, before
 # they sleep (here about 0.2 ms, by default 15). Where other programs want the processor too, a
@@ -52,15 +52,22 @@ __all__ = [
 ]
 
 
+_MODULES = {
+    "Sampling": "flashllm.engine.sampling",
+    "ModelOptions": "flashllm.options",
+    "ReasoningOptions": "flashllm.options",
+    "open_model": "flashllm.library.open",
+}
+"""Where names are that are not of `flashllm.engine.local`."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "open_model":
-        from flashllm.library.open import open_model
+    from importlib import import_module
 
-        return open_model
+    if name == "errors":
+        return import_module("flashllm.errors")
     if name in __all__:
-        from flashllm.engine import local
-
-        return getattr(local, name)
+        return getattr(import_module(_MODULES.get(name, "flashllm.engine.local")), name)
     raise AttributeError(f"module 'flashllm' has no attribute {name!r}")
 
 

@@ -20,6 +20,8 @@ from flashllm.system.memory import rss_bytes, rss_peak_bytes
 
 PROMPT = [3 + number % 90 for number in range(60)]
 SLACK_BYTES = 4 << 20
+SHRINKS_BYTES = 1 << 20
+"""By what this process may shrink while it opens: pages go back to the system."""
 
 
 def peak_bytes(pid: int) -> int:
@@ -44,7 +46,8 @@ def test_the_smallest_ceiling_named_is_that_of_both_and_is_kept(
     process = WorkerSupervisor(WORKER_ENTRY)
     with open_in(process, path, ModelOptions(memory=ceiling)) as engine:
         application = engine.plan.split["application"]
-        assert before + LEAST_GROWTH_BYTES <= application <= rss_peak_bytes() + GROWTH_BYTES
+        least = before + LEAST_GROWTH_BYTES - SHRINKS_BYTES
+        assert least <= application <= rss_peak_bytes() + GROWTH_BYTES
         assert sum(engine.plan.split.values()) <= engine.plan.ceiling_bytes == ceiling
         sampling = Sampling(temperature=0.3, seed=1)
         generation = engine.generate(PROMPT, max_tokens=40, sampling=sampling)

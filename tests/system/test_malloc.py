@@ -36,6 +36,18 @@ for turn in range(40):
 print(rss_bytes() - before - sum(map(len, kept)))
 """
 
+# What the environment was when this process began (glibc ends it after its first setting), and what
+# a process that this one starts gets.
+RESTARTED = """
+import os, subprocess, sys
+from flashllm.system import malloc
+malloc.restart_without_thread_caches()
+began = open("/proc/self/environ").read().split("\\0")
+print(*(text for text in began if text.startswith("GLIBC_TUNABLES=")), sys.argv[1:])
+print(sys.flags.utf8_mode)
+print(subprocess.check_output(["sh", "-c", "echo $GLIBC_TUNABLES"], text=True).strip())
+"""
+OFF = "glibc.malloc.tcache_count=0"
 
 # As many heaps as glibc makes for a dozen threads that allocate at the same time.
 THREADS = """
@@ -125,6 +137,50 @@ def test_a_library_without_these_functions_is_left_alone(monkeypatch: pytest.Mon
     finally:
         for function in cached:
             function.cache_clear()
+
+
+@GLIBC
+@pytest.mark.parametrize(
+    ("given", "began"),
+    [
+        ("", OFF),
+        ("glibc.malloc.arena_max=4", OFF),
+        ("glibc.malloc.tcache_count=7", "glibc.malloc.tcache_count=7"),
+    ],
+)
+def test_caches_of_threads_are_off_in_this_process_and_not_in_those_it_starts(
+    given: str, began: str
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "utf8=1", "-c", RESTARTED, "a word", "--flag"],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        env=_plain(**{"GLIBC_TUNABLES": given} if given else {}),
+    )  # fmt: skip
+    output, _ = process.communicate()
+    assert process.returncode == 0
+    first, *others = output.splitlines()
+    assert first == f"GLIBC_TUNABLES={began} ['a word', '--flag']"
+    assert others == ["1", given]
+
+
+@pytest.mark.parametrize("libc", ["glibc 2.36", "", None])
+def test_a_process_that_cannot_start_anew_goes_on(
+    libc: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file to start, another C library, or none that says what it is."""
+    tried = []
+
+    def fail(path: str, arguments: list[str]) -> None:
+        tried.append((path, arguments, os.environ["GLIBC_TUNABLES"]))
+        raise FileNotFoundError
+
+    monkeypatch.setattr("os.execv", fail)
+    monkeypatch.setattr("os.confstr", lambda _: libc)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    malloc.restart_without_thread_caches()
+    assert "GLIBC_TUNABLES" not in os.environ
+    expected = (sys.executable, [sys.executable, *sys.orig_argv[1:]], OFF)
+    assert tried == ([expected] if libc else [])
 
 
 @pytest.mark.parametrize(
