@@ -50,6 +50,12 @@ def gate_rows(
     of gate and of up, [rows, columns], may lie apart.
     """
 
+def gelu(x: NDArray[np.float32], exact: bool, out: NDArray[np.float32]) -> None:
+    """Out [n] = x times the share of the normal distribution that is below it.
+
+    Or, not exact, times what approximates that by tanh. Source: arXiv 1606.08415, section 2.
+    """
+
 def row_bytes(dtype: str, columns: int) -> int:
     """Bytes of one row of an encoding: f32, f16, bf16, int8, int4 or mxfp4."""
 

@@ -28,6 +28,7 @@ __all__ = [
     "crc32c",
     "expert_weights",
     "gate_rows",
+    "gelu",
     "ids_above",
     "keys_above",
     "open_kernels",
@@ -94,6 +95,7 @@ if TYPE_CHECKING or not FALLBACK:
         crc32c,
         expert_weights,
         gate_rows,
+        gelu,
         ids_above,
         keys_above,
         row_bytes,
@@ -116,7 +118,7 @@ else:
     from flashllm.core.numpy_twin.rows import row_bytes
     from flashllm.core.numpy_twin.selection import ids_above, keys_above, true_columns
     from flashllm.core.numpy_twin.slots import SlotTable
-    from flashllm.core.numpy_twin.token_rows import gate_rows
+    from flashllm.core.numpy_twin.token_rows import gate_rows, gelu
 
 
 def open_kernels(threads: int, *, fast: bool = False) -> Kernels:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +9,6 @@ import numpy as np
 from flashllm import core
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.spec import ModelSpec
-
-_PIECE = 1 << 13
-"""Values of which all that is computed stays in the caches."""
-_STEPS_PER_UNIT = 64
-_TABLE_END = 6.0
-"""Beyond it, and before its negative, the normal distribution is 1 and 0 in f32, for GELU."""
 
 
 def activate(spec: ModelSpec, x: Floats) -> Floats:
@@ -76,63 +68,9 @@ def _silu(gate: Floats, up: Floats | None, how: Gates) -> Floats:
 
 
 def _gelu(x: Floats, *, exact: bool) -> Floats:
-    """GELU (Hendrycks and Gimpel, arXiv 1606.08415), or what approximates it by tanh."""
     out = LARGE_ARRAYS.empty(*x.shape)
-    values, found = x.reshape(-1), out.reshape(-1)
-    for start in range(0, len(values), _PIECE):
-        part = values[start : start + _PIECE]
-        shares = _normal_shares(part) if exact else _sigmoid_shares(part)
-        np.multiply(part, shares, out=found[start : start + _PIECE])
+    core.gelu(np.ascontiguousarray(x).reshape(-1), exact, out.reshape(-1))
     return out
-
-
-def _normal_shares(x: Floats) -> Floats:
-    """The normal distribution function, within 1e-7: cubic polynomials between the table's steps.
-
-    With the known slopes at both ends of a step they are within its fourth power / 384 of it.
-    """
-    table = _normal_table()
-    end = np.float32(_TABLE_END)
-    places = np.clip(x, -end, end)
-    places *= np.float32(_STEPS_PER_UNIT)
-    floors = np.floor(places)
-    places -= floors
-    # What is no number has any step, and stays none: its place is none either.
-    with np.errstate(invalid="ignore"):
-        steps = floors.astype(np.int32)
-    steps += int(_TABLE_END * _STEPS_PER_UNIT)
-    coefficients = table.take(steps, axis=0, mode="clip")
-    shares: Floats = coefficients[:, 3] * places
-    for power in (2, 1):
-        shares += coefficients[:, power]
-        shares *= places
-    shares += coefficients[:, 0]
-    return shares
-
-
-@functools.cache
-def _normal_table() -> Floats:
-    """Coefficients of the polynomials, [steps, 4], the constant first."""
-    edges = np.arange(-_TABLE_END, _TABLE_END + 2 / _STEPS_PER_UNIT, 1 / _STEPS_PER_UNIT)
-    shares = np.array([math.erfc(-edge / math.sqrt(2)) / 2 for edge in edges])
-    slopes = np.exp(-(edges**2) / 2) / math.sqrt(2 * math.pi) / _STEPS_PER_UNIT
-    rise = np.diff(shares)
-    before, after = slopes[:-1], slopes[1:]
-    cubic = np.stack(
-        (shares[:-1], before, 3 * rise - 2 * before - after, before + after - 2 * rise), axis=1
-    )
-    cubic[0] = 0.0  # the first step has all before it too
-    return cubic.astype(np.float32)
-
-
-def _sigmoid_shares(x: Floats) -> Floats:
-    """(1 + tanh(√(2 / π) (x + 0.044715 x³))) / 2, which is the sigmoid of twice that angle."""
-    cubed = np.float32(0.044715) * x
-    cubed *= x
-    cubed *= x
-    cubed += x
-    cubed *= np.float32(2 * math.sqrt(2 / math.pi))
-    return sigmoid(cubed)
 
 
 def sigmoid(x: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -191,6 +192,28 @@ def test_wrong_sizes_of_gates(core: ModuleType) -> None:
             core.gate_rows(**(arguments | wrong))
     with pytest.raises(TypeError):
         core.gate_rows(gate.astype(np.float64), None, 1.0, 0.0, 0.0, np.zeros((2, 8), np.float32))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_gelu_is_that_of_64_bits(core: Any, exact: bool) -> None:
+    x = np.concatenate([floats(600, scale=3), np.float32([0, 7, -7, 40, -40, 1e30, -1e30])])
+    out = np.full_like(x, 7)
+    core.gelu(x, exact, out)
+    wide = [float(value) for value in x]
+    if exact:
+        shares = [math.erfc(-value / math.sqrt(2)) / 2 for value in wide]
+    else:
+        angles = (math.sqrt(2 / math.pi) * (value + 0.044715 * value**3) for value in wide)
+        shares = [(1 + math.tanh(angle)) / 2 for angle in angles]
+    plain = np.array([value * share for value, share in zip(wide, shares, strict=True)])
+    np.testing.assert_allclose(out, plain, rtol=3e-7, atol=4e-7)
+
+
+def test_gelu_of_others_is_refused(core: Any) -> None:
+    with pytest.raises(ValueError, match="out has 3 values; 4 were expected"):
+        core.gelu(floats(4), True, np.zeros(3, np.float32))
+    with pytest.raises(TypeError):
+        core.gelu(np.zeros(4), True, np.zeros(4, np.float32))
 
 
 def test_wrong_shares(make_kernels: Make) -> None:

@@ -70,6 +70,12 @@ void define_token_rows(nb::module_& m, nb::class_<Kernels>& kernels) {
           Released());
   m.def("gate_rows", &gates, "gate"_a.noconvert(), "up"_a.noconvert().none(), "slope"_a, "limit"_a,
         "up_offset"_a, "out"_a.noconvert(), Released());
+  m.def(
+      "gelu",
+      [](const Array<const float>& x, bool exact, const Array<float>& out) {
+        gelu({view(x), exact, view(out)});
+      },
+      "x"_a.noconvert(), "exact"_a, "out"_a.noconvert(), Released());
   // With the interpreter's lock held: of one token it takes some microseconds.
   m.def(
       "expert_weights",

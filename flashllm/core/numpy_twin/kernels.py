@@ -22,7 +22,7 @@ from flashllm.core.numpy_twin.routing import expert_weights
 from flashllm.core.numpy_twin.rows import row_bytes
 from flashllm.core.numpy_twin.selection import ids_above, keys_above, true_columns
 from flashllm.core.numpy_twin.slots import SlotTable
-from flashllm.core.numpy_twin.token_rows import gate_rows
+from flashllm.core.numpy_twin.token_rows import gate_rows, gelu
 
 __all__ = [
     "NAME",
@@ -36,6 +36,7 @@ __all__ = [
     "crc32c",
     "expert_weights",
     "gate_rows",
+    "gelu",
     "ids_above",
     "keys_above",
     "row_bytes",

@@ -99,6 +99,31 @@ def gate_rows(
         out *= (np.clip(up, -most, most) if limit else up) + np.float32(up_offset)
 
 
+_BEYOND = (-0.0241925066, 0.179385271, -0.519498896, 0.652505806, -0.205663021, 0.279363377,
+           0.136125574, 0.00197439888)  # fmt: skip
+"""Of the share of the normal distribution beyond |x|, divided by its density: the coefficients of
+1 / (1 + 0.4 |x|), the highest power first."""
+
+
+@np.errstate(invalid="ignore", over="ignore")  # damaged weights give damaged numbers
+def gelu(x: _Floats, exact: bool, out: _Floats) -> None:
+    """Out [n] = x times the share of the normal distribution below it, or what is near that."""
+    require_array("x", x, np.float32)
+    require_array("out", out, np.float32, writable=True)
+    if out.size != x.size:
+        raise ValueError(f"out has {out.size} values; {x.size} were expected")
+    if not exact:
+        angles = np.float32(0.044715) * x * x * x + x
+        np.multiply(x, sigmoid(angles * np.float32(1.59576912)), out=out)
+        return
+    near = np.float32(1) / (np.float32(1) + np.float32(0.4) * np.abs(x))
+    beyond = np.zeros_like(x)
+    for coefficient in _BEYOND:
+        beyond = beyond * near + np.float32(coefficient)
+    beyond *= np.exp(np.float32(-0.5) * x * x)
+    np.multiply(x, np.where(x < 0, beyond, np.float32(1) - beyond), out=out)
+
+
 def add_shares(rows: _Floats, weights: _Floats, ids: NDArray[np.int32], out: _Floats) -> None:
     """Row ids[i] of `out` += weights[i] * row i of `rows`, in order of i."""
     require_array("rows", rows, np.float32, dimensions=2)

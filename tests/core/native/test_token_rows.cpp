@@ -120,6 +120,27 @@ TEST(gates_are_cut_off_and_multiplied) {
   for (const float one : of_many) CHECK(near(one, 1 / (1 + std::exp(-1.0))));
 }
 
+TEST(gelu_is_the_share_of_the_normal_distribution) {
+  Floats x = {0, 1, -1, 3, -3, 40, -40, 1e30F, -1e30F};
+  x.resize(600, 0.5F);  // more than are computed at once
+  Floats out(x.size());
+  gelu({view(x), true, out_view(&out)});
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double one = x[i];
+    CHECK(near(out[i], one * std::erfc(-one / std::sqrt(2.0)) / 2));
+  }
+  gelu({view(x), false, out_view(&out)});
+  for (size_t i = 0; i < 7; ++i) {
+    const double one = x[i];
+    const double angle = std::sqrt(2 / std::acos(-1.0)) * (one + 0.044715 * one * one * one);
+    CHECK(near(out[i], one * (1 + std::tanh(angle)) / 2));
+  }
+  CHECK(out[7] == x[7] && out[8] == 0);
+  Floats few(3);
+  CHECK_THROWS(std::invalid_argument, "out has 3 values; 600 were expected",
+               gelu({view(x), true, out_view(&few)}));
+}
+
 TEST(shares_are_added_to_their_tokens) {
   const Floats shares = {1, 2, 10, 20, 100, 200};
   const Floats weights = {1, 2, 0.5};

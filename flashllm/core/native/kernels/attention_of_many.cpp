@@ -193,7 +193,8 @@ class Part {
     }
   }
 
-  // Queries that see all of a tile share its rows; each of the others adds its own.
+  // Queries that see all of a tile share its rows, as that of the last token does at least; each of
+  // the others adds its own.
   void mix_grouped(PartScratch* scratch) const {
     const size_t columns = sizes_.layer.columns;
     const AddFunction add = table_.add[static_cast<size_t>(task_.dtype)];
@@ -214,7 +215,7 @@ class Part {
         const float* const weights = scratch->scores.data() + v * seen();
         float* const out = scratch->sums.data() + v * columns;
         if (end <= at) continue;
-        if (end == tile_end && sum_whole != nullptr) {
+        if (end == tile_end) {
           scratch->weights.push_back(weights + at);
           scratch->out.push_back(out);
           continue;
@@ -223,7 +224,6 @@ class Part {
             add, value, later, [&](size_t i) { return weights[i]; }, at, end, columns,
             scratch->partial.data(), out);
       }
-      if (scratch->out.empty()) continue;
       std::array<const uint8_t*, kAttendTile> here;
       for (size_t i = at; i < tile_end; ++i) here[i - at] = value(i);
       const GroupedBlock block = {here.data(), tile_end - at, scratch->weights.data(),

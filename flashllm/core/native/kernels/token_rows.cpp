@@ -67,7 +67,49 @@ void turn(const float* cos, const float* sin, size_t pairs, float* head) {
   }
 }
 
+// The shares of the normal distribution that are below values: its density at each, times a
+// polynomial of 1 / (1 + 0.4 |x|), which is fitted by least squares of the share's error (below
+// 3e-9 without rounding).
+inline void normal_shares(float* values, size_t count) {
+  constexpr size_t kAtOnce = 256;
+  std::array<float, kAtOnce> powers;
+  for (size_t first = 0; first < count; first += kAtOnce) {
+    float* const x = values + first;
+    const size_t end = std::min(kAtOnce, count - first);
+    for (size_t i = 0; i < end; ++i) powers[i] = -0.5F * x[i] * x[i];
+    exponentials(powers.data(), end);
+    for (size_t i = 0; i < end; ++i) {
+      const float near = 1.0F / (1.0F + 0.4F * std::fabs(x[i]));
+      float beyond = -0.0241925066F * near + 0.179385271F;
+      beyond = beyond * near - 0.519498896F;
+      beyond = beyond * near + 0.652505806F;
+      beyond = beyond * near - 0.205663021F;
+      beyond = beyond * near + 0.279363377F;
+      beyond = beyond * near + 0.136125574F;
+      beyond = beyond * near + 0.00197439888F;
+      beyond *= powers[i];
+      const float below = 1.0F - beyond;
+      x[i] = x[i] < 0 ? beyond : below;
+    }
+  }
+}
+
 constexpr size_t kGatesAtOnce = 256;
+
+FLASH_WIDE void gelu_of(const float* x, size_t count, bool exact, float* out) {
+  std::array<float, kGatesAtOnce> shares;
+  if (exact) {
+    std::copy_n(x, count, shares.data());
+    normal_shares(shares.data(), count);
+  } else {
+    constexpr float kTwiceRootOfTwoByPi = 1.59576912F;
+    for (size_t i = 0; i < count; ++i) {
+      shares[i] = (0.044715F * x[i] * x[i] * x[i] + x[i]) * kTwiceRootOfTwoByPi;
+    }
+    sigmoids(shares.data(), count);
+  }
+  for (size_t i = 0; i < count; ++i) out[i] = shares[i] * x[i];
+}
 
 FLASH_WIDE void gate_row(const GateRows& task, const float* gate, const float* up, size_t count,
                          float* out) {
@@ -168,6 +210,14 @@ void gate_rows(const GateRows& task) {
       gate_row(task, gate + first, up == nullptr ? nullptr : up + first, count,
                task.out.row(row) + first);
     }
+  }
+}
+
+void gelu(const Gelu& task) {
+  expect(task.out.size == task.x.size, "out", task.out.size, task.x.size);
+  for (size_t first = 0; first < task.x.size; first += kGatesAtOnce) {
+    const size_t count = std::min(kGatesAtOnce, task.x.size - first);
+    gelu_of(task.x.data + first, count, task.exact, task.out.data + first);
   }
 }
 

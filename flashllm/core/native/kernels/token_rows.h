@@ -57,6 +57,17 @@ struct GateRows {
 
 void gate_rows(const GateRows& task);
 
+// out [n] = x times the share of the normal distribution that is below it, within 2e-7; or, not
+// exact, times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 x^3), which is near that. Source:
+// Hendrycks and Gimpel, arXiv 1606.08415, section 2.
+struct Gelu {
+  View<const float> x;
+  bool exact;
+  View<float> out;
+};
+
+void gelu(const Gelu& task);
+
 // Row ids[i] of `out` += weights[i] * row i of `rows`, in order of i.
 struct AddShares {
   Matrix<const float> rows;
