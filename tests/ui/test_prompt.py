@@ -111,6 +111,21 @@ async def test_a_megabyte_is_pasted_behind_a_few_words_and_sent_whole() -> None:
         assert app.chat.prompt.text == "[text 1: 840,007 characters]"
 
 
+@pytest.mark.parametrize(("opens", "closes"), [("f1", "escape"), ("f1", "q")])
+async def test_what_comes_right_behind_a_closing_key_is_for_the_prompt(
+    opens: str, closes: str
+) -> None:
+    """Nothing is typed on that page."""
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press(opens)
+        await until(pilot, lambda: app.screen is not app.chat)
+        app.post_message(events.Key(closes, None))
+        app.post_message(events.Paste("an ocean"))
+        app.post_message(events.Key("s", "s"))
+        await until(pilot, lambda: app.chat.prompt.text == "an oceans")
+
+
 async def test_words_for_what_is_held_back_go_as_one() -> None:
     text = "word " * 3000
     words = "[text 1: 15,000 characters]"

@@ -133,8 +133,10 @@ CONVERT_BINDINGS: list[BindingType] = [
     Binding("escape", "leave", "Close", id="convert.leave"),
 ]
 
+# The keys that leave have priority, here and in the log: they are done before the next key or
+# pasted text, which is for what is below then, is shared out.
 HELP_BINDINGS: list[BindingType] = [
-    Binding("escape,f1,enter,q", "dismiss", "Close", id="help.close"),
+    Binding("escape,f1,enter,q", "dismiss", "Close", priority=True, id="help.close"),
     # Before the text, which would scroll sideways with them.
     Binding("right,tab", "turn(1)", "Next page", show=False, priority=True, id="help.next"),
     Binding(
@@ -143,7 +145,7 @@ HELP_BINDINGS: list[BindingType] = [
 ]
 
 LOG_BINDINGS: list[BindingType] = [
-    Binding("escape,q", "dismiss", "Close", id="log.close"),
+    Binding("escape,q", "dismiss", "Close", priority=True, id="log.close"),
     Binding("home", "scroll(False)", "First", show=False, priority=True, id="log.first"),
     Binding("end", "scroll(True)", "Last", priority=True, id="log.last"),
 ]
@@ -173,8 +175,8 @@ PLACES = (
     Place(bindings_in(_FIRST, SETTINGS_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, PICKER_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, CONVERT_BINDINGS), typed=True),
-    Place(bindings_in(_FIRST, HELP_BINDINGS), typed=False),
-    Place(bindings_in(_FIRST, LOG_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, HELP_BINDINGS), typed=False, has_field=False),
+    Place(bindings_in(_FIRST, LOG_BINDINGS), typed=False, has_field=False),
     Place(bindings_in(_FIRST, CONFIRM_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, TOKEN_BINDINGS), typed=False),
 )

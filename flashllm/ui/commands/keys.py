@@ -59,6 +59,8 @@ class Place:
 
     bindings: list[Binding]
     typed: bool
+    has_field: bool = True
+    """Whether letters may be written there at times: keys that have priority are no letters."""
 
 
 def bindings_in(*groups: Iterable[BindingType]) -> list[Binding]:
@@ -90,7 +92,7 @@ def read_keymap(changes: Mapping[str, Said], places: Sequence[Place]) -> dict[st
         binding.id
         for place in places
         for binding in place.bindings
-        if place.typed or binding.priority
+        if place.typed or (binding.priority and place.has_field)
     }
     keymap = {}
     for name, said in changes.items():
