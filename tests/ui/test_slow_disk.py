@@ -53,7 +53,7 @@ async def test_the_status_line_says_how_long_the_disk_takes(begun: list[str | Pr
         gate.set()
         await ready(pilot)
         assert answers(app)[0].endswith("and on")
-        assert "waiting for disk" not in status(app)
+        await until(pilot, lambda: "waiting for disk" not in status(app))
 
 
 async def test_waits_of_a_disk_that_works_are_not_told() -> None:
