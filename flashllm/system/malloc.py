@@ -57,7 +57,7 @@ def restart_without_thread_caches() -> None:
     """Starts this process anew, the same arguments, so that glibc keeps no free pieces by thread.
 
     glibc keeps up to seven pieces of each small size for each thread, where no other thread finds
-    them: 1.2 MiB in an hour of chat. Only the environment that a process starts with turns that off
+    them: 1.1 MiB in an hour of chat. Only the environment that a process starts with turns that off
     (`tcache_count`, "The GNU C Library Reference Manual", "Memory Allocation Tunables"). Processes
     that this one starts get the user's environment. To be called before anything else, as the start
     so far is done twice; nothing happens where the user has set this, or without glibc.
