@@ -158,6 +158,9 @@ def test_silent_neurons_leave_out_their_down_rows(model: Model) -> None:
     assert half.bundle_bytes == pytest.approx(0.75 * whole)
     assert half.resident_bytes == resident.attention + resident.gate
     assert PromptWeights.of(spec, None).bundle_bytes == pytest.approx(0.5 * whole)
+    selected = PromptWeights.of(spec, {"sparsity": 0.5}, selected=True)
+    assert selected.bundle_bytes == pytest.approx(0.5 * whole)
+    assert selected.resident_bytes == half.resident_bytes
 
 
 def test_a_token_is_multiplied_with_the_experts_that_it_chose() -> None:

@@ -31,7 +31,7 @@ def test_a_table_for_people(sparse_model: Path, capsys: pytest.CaptureFixture[st
     at = next(number for number, line in enumerate(lines) if line.startswith("prompt of"))
     assert [line.split()[0] for line in lines[at + 1 : at + 5]] == ["3", "3", "9", "9"]
     assert ["empty" in line for line in lines[at + 1 : at + 5]] == [True, False, True, False]
-    assert "random tokens, 2 of each" in text
+    assert "random tokens, 2 of each, selected neurons; chunks" in text
     assert "2 GB/s" in text.split("rates")[1]
     assert max(map(len, lines)) < 130
 

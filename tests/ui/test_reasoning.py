@@ -46,6 +46,9 @@ async def test_thinking_is_seen_and_then_folded() -> None:
         answer = app.query_one(Answer)
         assert shown(answer).startswith("▸ thinking, 123 words\n… ")
         assert len(shown(answer)) < 400, "the end of it"
+        await pilot.click(Reasoning)
+        assert shown(answer) == f"▾ thinking, 123 words\n{THOUGHT}so it is."
+        await pilot.click(Reasoning)
         gate.set()
         await until(pilot, lambda: paragraphs(answer) == ["Yes. Indeed."])
         assert shown(answer) == "▸ thought, 123 words; a click or /thoughts shows it"
@@ -108,6 +111,9 @@ async def test_an_answer_that_only_thinks_says_so() -> None:
         answer = app.query_one(Answer)
         words = "▸ thought, 3 words, and came to no answer; a click or /thoughts shows it"
         await until(pilot, lambda: shown(answer) == words)
+        await pilot.click(Reasoning)
+        assert shown(answer) == "▾ thought, 3 words, and came to no answer\non and on"
+        await pilot.click(Reasoning)
         assert "".join(paragraphs(answer)) == ""
         await answer.add(" still")
         assert shown(answer) == "▸ thinking, 4 words\non and on still"

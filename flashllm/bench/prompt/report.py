@@ -45,18 +45,24 @@ class PromptWeights:
     resident_bytes: float
     """Attention and gates."""
     bundle_bytes: float
-    """Feed-forward weights, of which silent neurons leave out the down rows."""
+    """Feed-forward weights, of which silent neurons leave out the down rows, or all rows."""
     multiplied_share: float = 1.0
     """How much of them each token is multiplied with: of experts those that it chose."""
 
     @classmethod
-    def of(cls, spec: ModelSpec, activity: Mapping[str, Any] | None) -> PromptWeights:
-        """Those of a model, with the share of active neurons that was recorded of it."""
+    def of(
+        cls, spec: ModelSpec, activity: Mapping[str, Any] | None, *, selected: bool = False
+    ) -> PromptWeights:
+        """Those of a model, with the share of active neurons that was recorded of it.
+
+        `selected` is a prompt through the predicted neurons alone: of the others no row counts.
+        """
         resident = ResidentBytes.of(spec)
         whole = spec.bundled_layers * spec.bundles_per_layer
         active = None if spec.experts else active_bundles(spec, "all", activity)
+        down = whole if active is None else active
         rows = spec.rows_per_neuron
-        used = (rows - 1) * whole + (whole if active is None else active)
+        used = (rows - 1) * (down if selected else whole) + down
         bundled = used * spec.bundle_bytes / rows
         return cls(resident.attention + resident.gate, bundled, spec.multiplied_share)
 

@@ -93,13 +93,14 @@ def _measure(
             if len(runs) % a_round == 0:
                 machine.look(probe, device["threads"])
     settings["flash_problem"] = probe.problem
+    weights = PromptWeights.of(spec, model.info.activity, selected=plan.prompt_is_selected)
     return {
         "header": header,
         "complete": not running.is_stopped,
         "plan": plan.to_json(),
         "rates": machine.rates.to_json(),
         "dram_rates": machine.dram_rates,
-        "prompts": report_rows(runs, PromptWeights.of(spec, model.info.activity), machine.rates),
+        "prompts": report_rows(runs, weights, machine.rates),
         "runs": [run.to_json() for run in runs],
     }
 
@@ -116,6 +117,7 @@ def _settings(
         "memory_asked_bytes": arguments.memory,
         "ceiling_bytes": plan.ceiling_bytes,
         "select": plan.select,
+        "through_selected": plan.prompt_is_selected,
         "lossy": plan.lossy,
         "slots": sum(plan.slots_per_layer),
         "chunk_tokens": plan.prefill.tokens,

@@ -20,8 +20,10 @@ def report_table(report: dict[str, Any]) -> str:
     """What was measured, a line for each length and kind, and the rates of the bound."""
     settings, rates = report["header"]["settings"], report["rates"]
     prompts = "random tokens" if settings["text"] is None else f"from {settings['text']}"
+    neurons = ", selected neurons" if settings["through_selected"] else ""
     setting = (
-        f"prompts: {prompts}, {settings['runs']} of each; chunks of {settings['chunk_tokens']}"
+        f"prompts: {prompts}, {settings['runs']} of each{neurons}; chunks of"
+        f" {settings['chunk_tokens']}"
     )
     about = table(describe_run(report, setting))
     if not report["prompts"]:

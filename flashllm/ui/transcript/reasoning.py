@@ -63,12 +63,13 @@ class Reasoning(SingleLayout, Static):
         plural = "word" if self._words == 1 else "words"
         size = f"{self._words:,} {plural}"
         text = self._text.strip()
+        label = f"thought, {size}{self._came_to}" if self._is_over else f"thinking, {size}"
         if self.is_open:
-            label, shown = f"▾ thought, {size}", text
+            label, shown = f"▾ {label}", text
         elif self._is_over:
-            label, shown = f"▸ thought, {size}{self._came_to}; {_HOW}", ""
+            label, shown = f"▸ {label}; {_HOW}", ""
         else:
-            label, shown = f"▸ thinking, {size}", text[-SHOWN_CHARACTERS:]
+            label, shown = f"▸ {label}", text[-SHOWN_CHARACTERS:]
             if len(text) > SHOWN_CHARACTERS:
                 shown = f"… {shown.partition(' ')[2]}"
         lines = [(label, _LABEL), *([("\n" + shown, _THOUGHT)] if shown else [])]
