@@ -8,15 +8,22 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual import events
+from textual.screen import Screen
 
 from flashllm.errors import UsageError
+from flashllm.library.conversion_job import Conversions
+from flashllm.telemetry.token_report import answer_numbers
 from flashllm.ui.prompt.external_editor import edited, editor_command
 from flashllm.ui.prompt.history import InputHistory
+from flashllm.ui.screens.convert import ConvertScreen
+from flashllm.ui.screens.models import ModelPicker
+from flashllm.ui.screens.token_details import TokenView
 from flashllm.ui.transcript.turn import Notice, Question
 from tests.support.chat_pilot import (
     ask,
@@ -27,7 +34,9 @@ from tests.support.chat_pilot import (
     status,
     texts,
 )
+from tests.support.costs import RATES, FakeToken, cost, plan
 from tests.support.fake_engine import FakeModel
+from tests.support.fake_library import DEMO, FakeLibrary, scripted_job
 from tests.support.screens import until
 
 
@@ -124,6 +133,27 @@ async def test_what_comes_right_behind_a_closing_key_is_for_the_prompt(
         app.post_message(events.Paste("an ocean"))
         app.post_message(events.Key("s", "s"))
         await until(pilot, lambda: app.chat.prompt.text == "an oceans")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        lambda: ModelPicker(FakeLibrary(), DEMO.choice),
+        lambda: ConvertScreen(Conversions(scripted_job("")), FakeLibrary()),
+        lambda: TokenView(answer_numbers([FakeToken("an", cost())], RATES, plan(), {0: 1})),
+    ],
+)
+async def test_what_comes_right_behind_esc_on_a_page_is_for_the_prompt(
+    page: Callable[[], Screen[Any]],
+) -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        opened = page()
+        await app.push_screen(opened)
+        await until(pilot, lambda: app.screen is opened and opened.is_running)
+        app.post_message(events.Key("escape", None))
+        app.post_message(events.Paste("an ocean"))
+        await until(pilot, lambda: app.chat.prompt.text == "an ocean")
 
 
 async def test_words_for_what_is_held_back_go_as_one() -> None:

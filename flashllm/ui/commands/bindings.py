@@ -93,6 +93,8 @@ TRANSCRIPT_BINDINGS: list[BindingType] = [
     _part("tab,shift+tab", "focus_prompt", "Back", name="focus_prompt_tab"),
 ]
 
+# The keys that leave a page have priority: they are done before the next key or pasted text, which
+# is for what is below then, is shared out.
 SESSIONS_BINDINGS: list[BindingType] = [
     Binding("escape", "back", "Back", priority=True, id="sessions.back"),
     Binding("up", "move(-1)", "Up", show=False, priority=True, id="sessions.up"),
@@ -120,7 +122,7 @@ PICKER_BINDINGS: list[BindingType] = [
     Binding("c", "convert", "Convert", id="picker.convert"),
     Binding("slash", "filter", "Filter", id="picker.filter"),
     Binding("f5", "scan", "Look again", id="picker.scan"),
-    Binding("escape", "leave", "Close", id="picker.leave"),
+    Binding("escape", "leave", "Close", priority=True, id="picker.leave"),
     Binding("up", "move(-1)", "Up", show=False, id="picker.up"),
     Binding("down", "move(1)", "Down", show=False, id="picker.down"),
 ]
@@ -130,11 +132,9 @@ CONVERT_BINDINGS: list[BindingType] = [
     Binding("ctrl+x", "stop", "Stop", id="convert.stop"),
     Binding("ctrl+o", "open", "Open", id="convert.open"),
     Binding("ctrl+b", "again", "Another", id="convert.again"),
-    Binding("escape", "leave", "Close", id="convert.leave"),
+    Binding("escape", "leave", "Close", priority=True, id="convert.leave"),
 ]
 
-# The keys that leave have priority, here and in the log: they are done before the next key or
-# pasted text, which is for what is below then, is shared out.
 HELP_BINDINGS: list[BindingType] = [
     Binding("escape,f1,enter,q", "dismiss", "Close", priority=True, id="help.close"),
     # Before the text, which would scroll sideways with them.
@@ -162,7 +162,7 @@ TOKEN_BINDINGS: list[BindingType] = [
     # Before the text, which scrolls with these keys where it is longer than the screen.
     Binding("home", "go(-1000000)", "First", show=False, priority=True, id="tokens.first"),
     Binding("end", "go(1000000)", "Last", show=False, priority=True, id="tokens.last"),
-    Binding("escape,t,q", "dismiss", "Close", id="tokens.close"),
+    Binding("escape,t,q", "dismiss", "Close", priority=True, id="tokens.close"),
 ]
 
 _FIRST = bindings_in(APP_BINDINGS)
@@ -178,6 +178,6 @@ PLACES = (
     Place(bindings_in(_FIRST, HELP_BINDINGS), typed=False, has_field=False),
     Place(bindings_in(_FIRST, LOG_BINDINGS), typed=False, has_field=False),
     Place(bindings_in(_FIRST, CONFIRM_BINDINGS), typed=False),
-    Place(bindings_in(_FIRST, TOKEN_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, TOKEN_BINDINGS), typed=False, has_field=False),
 )
 """Where keys are looked for together; in each one a key has one action."""
