@@ -23,9 +23,7 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
 from flashllm.kv_cache.dram import KvCache
-from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.open_contexts import OpenContexts
-from flashllm.kv_cache.page_pool import PagePool
 from flashllm.kv_cache.paged import PagedKvCache
 from flashllm.kv_cache.partial_index import Skewing
 from flashllm.kv_cache.pool import LimitedPool
@@ -34,13 +32,16 @@ from flashllm.kv_cache.selection import make_keys_values
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.block_schedule import BlockSchedule
+from flashllm.model.decoder_parts import (
+    largest_in_dram,
+    make_bundles,
+    make_kv_pool,
+    make_pool,
+)
 from flashllm.model.ffn_decode import FeedForwardDecode
-from flashllm.model.ffn_experts import Experts
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
-from flashllm.model.neurons import Neurons
 from flashllm.model.prefetchers import prefetchers_for
 from flashllm.model.products import Products
-from flashllm.model.router import SelectRouted
 from flashllm.model.schedule import (
     Beside,
     Mode,
@@ -57,11 +58,6 @@ from flashllm.options import KvDType, KvSelection
 from flashllm.planning.plan import Plan
 from flashllm.planning.release import slots_without
 from flashllm.system.clock import PartClock
-from flashllm.weight_cache.block_stream import BlockStream
-from flashllm.weight_cache.device_slots import DeviceBlock, DeviceSlots
-from flashllm.weight_cache.pinned import PinnedBundles
-from flashllm.weight_cache.pool import BundlePool
-from flashllm.weight_cache.slot_pool import SlotPool
 
 LOGIT_ROWS_MAX = 64
 LOGIT_BLOCK_BYTES = 4 << 20
@@ -105,25 +101,18 @@ class Decoder:
         self.clock = clock = PartClock()
         self.plan = plan
         self._device = device
-        there = set(() if plan.device is None else plan.device.matrices)
-        here = (tensor.raw for name, tensor in resident.items() if name not in there)
-        self.largest_weight = max(here, key=len)
+        self.largest_weight = largest_in_dram(resident, plan)
         """The bytes of the largest resident matrix in DRAM."""
         self._store = store
         self._link = link
         self._kernels, self._skewing = kernels, skewing
         self._cancelled = threading.Event()
         shape = plan.prefill
-        self.pool = pool = _make_pool(store, plan, clock, kernels, device)
+        self.pool = pool = make_pool(store, plan, clock, kernels, device)
         self._products = products = Products(spec, kernels, shape.bundles)
         transformer = Transformer(spec, resident, kernels, products, clock, link)
         weights = transformer.feed_forward_weights
-        bundles: Neurons | Experts
-        if spec.experts is None:
-            bundles = Neurons(spec, store.header.stride, kernels, weights)
-        else:
-            assert isinstance(selector, SelectRouted), "experts are chosen by their router alone"
-            bundles = Experts(spec, store.header, kernels, selector, pool.counters)
+        bundles = make_bundles(store, selector, kernels, weights, pool)
         self._transformer = transformer
         self._norms = [layer.norm for layer in weights]
         self._decode = FeedForwardDecode(spec, pool, bundles, weights, clock)
@@ -146,14 +135,8 @@ class Decoder:
         self.bytes_released = 0
         """Memory of slots, or of pinned bundles, that was given back to the system."""
         self._bytes_to_release = self._bytes_asked = 0
-        self.kv_pool: PagePool | None = None
+        self.kv_pool = make_kv_pool(store, plan, kv_directories)
         """Pages of keys and values, where these have a limit of their own."""
-        if plan.kv_pages is not None:
-            page_shape = PageShape.of(spec, plan.kv_dtype)
-            self.kv_pool = PagePool(
-                page_shape, plan.kv_pages, kv_directories, store.reader.direct,
-                overlaps=plan.overlap != "none", victims=plan.kv_victims,
-            )  # fmt: skip
         self._contexts = OpenContexts(plan.contexts)
         self.context = self.new_context()
         """The one that calls go on where they name none."""
@@ -573,38 +556,3 @@ class Decoder:
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
             raise Cancelled("stopped on request")
-
-
-def _make_pool(
-    store: Store,
-    plan: Plan,
-    clock: PartClock,
-    kernels: core.Kernels,
-    memory: DeviceMemory | None,
-) -> BundlePool:
-    """The pool that the plan describes: pinned bundles where every token needs all, else slots."""
-    stride, bundles = store.header.stride, plan.prefill.bundles
-    block_bytes = bundles * stride
-    stream = BlockStream(store, block_bytes, plan.own_blocks, clock, kernels)
-    device: DeviceSlots | None = None
-    if memory is not None and plan.device is not None and plan.device.slot_layers:
-        placed = plan.device
-        slots = placed.slots[: placed.slot_layers]
-        device = DeviceSlots(store, memory, kernels, slots, placed.staging_bundles)
-        stream.copy = DeviceBlock(memory, kernels, placed.slot_layers, bundles, stride)
-    if plan.select == "all":
-        return PinnedBundles(store, plan.slots_per_layer, stream, device)
-    pool = SlotPool(
-        store,
-        plan.slots_per_layer,
-        plan.policy,
-        plan.window,
-        stream,
-        [blocks * block_bytes for blocks in plan.lent_blocks],
-        clock=clock,
-        early=plan.overlap != "none",
-        device=device,
-        whole_blocks=plan.reads_layers_whole,
-    )
-    stream.held = pool
-    return pool
