@@ -6,6 +6,7 @@ The rates are those of our own kernels, from a profile; their keys are defined b
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from flashllm.flash.tensor_table import EMBEDDING, POSITIONS, resident_bytes, tensor_table
@@ -177,3 +178,14 @@ def chunk_seconds(
     """Seconds of a prompt's products with `weight_bytes` of weights; None if no rate is known."""
     rate = rates.kernel_bytes_per_second.get(CHUNK.format(dtype))
     return None if rate is None else weight_bytes * tokens / rate
+
+
+def own_rows_seconds(
+    rates: MachineRates, dtype: str, weight_bytes: float, tokens: int, used_share: float
+) -> float:
+    """The same where each token is multiplied with `used_share` of the weights, by its own rows.
+
+    Infinite where no rate is known: the other way is what is left then.
+    """
+    rate = rates.rows_bytes_per_second.get(dtype)
+    return math.inf if rate is None else used_share * weight_bytes * tokens / rate

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from flashllm.hardware.curves import MachineRates
@@ -25,6 +26,7 @@ from flashllm.planning.cost_model import (
     chunk_seconds,
     dram_bytes_a_token,
     dram_seconds,
+    own_rows_seconds,
     rates_suffice,
 )
 from flashllm.planning.plan import Plan
@@ -318,10 +320,24 @@ class _Clock:
                 here = start > 0 or warm
                 seconds += self._needed(tokens, beside + spec.n_layers * overhead, block, here)
                 continue
+            if self.plan.prompt_is_selected and spec.experts is None:
+                # All tokens with all neurons, or each with its own: `model.neuron_slices`.
+                own = own_rows_seconds(
+                    self.rates, spec.dtype, block_bytes, tokens, self._used_share
+                )
+                block = min(block, own)
             kept = self._kept_layers if start or warm else self._pinned
             seconds += self._blocks(beside / spec.n_layers + overhead, block, kept)
         head = dram_seconds(self.rates, self.model.encodings, moved).head
         return seconds + head + self.rates.token_overhead_ns / 1e9
+
+    @property
+    def _used_share(self) -> float:
+        """Of a layer's bundles, those that a token uses."""
+        model, layers = self.model, range(self.model.spec.bundled_layers)
+        if model.activity is None:
+            return 1.0
+        return fmean(map(model.activity.used, layers)) / model.spec.bundles_per_layer
 
     def _needed(self, tokens: int, beside: float, block: float, warm: bool) -> float:
         """Seconds of all layers where few tokens read what they need: reading, then computing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -15,6 +16,7 @@ from flashllm.planning.cost_model import (
     dram_bytes_a_token,
     dram_seconds,
     kv_bytes_a_token,
+    own_rows_seconds,
     rates_suffice,
 )
 from tests.planning.test_shape_estimate import OPT_6_7B
@@ -149,3 +151,9 @@ def test_a_prompt_needs_a_rate() -> None:
     assert chunk_seconds(RATES, "f16", 1e9, 100) == pytest.approx(1.0)
     bare = dataclasses.replace(RATES, kernel_bytes_per_second={"f16": FLAT})
     assert chunk_seconds(bare, "f16", 1e9, 100) is None
+
+
+def test_own_rows_take_their_share_at_the_rate_of_rows() -> None:
+    assert own_rows_seconds(RATES, "f16", 1e9, 100, 0.1) == pytest.approx(1e10 / FLAT)
+    bare = dataclasses.replace(RATES, rows_bytes_per_second={})
+    assert own_rows_seconds(bare, "f16", 1e9, 100, 0.1) == math.inf

@@ -12,6 +12,7 @@ import pytest
 from flashllm.convert.families.known_shapes import describe_shape
 
 from flashllm.core.numpy_twin import reader
+from flashllm.dtypes import DTYPES
 from flashllm.hardware.machine_profile import Profile
 from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
@@ -366,6 +367,22 @@ def test_few_tokens_through_selected_neurons_read_what_they_need() -> None:
     exact = planned(slow)[1].prompts
     assert few.cold_seconds < exact[0].cold_seconds / 2
     assert many == exact[2]
+
+
+def test_many_tokens_through_selected_neurons_are_multiplied_with_their_own() -> None:
+    rows = dataclasses.replace(RATES, rows_bytes_per_second=dict.fromkeys(DTYPES, 5e10))
+    fast = dataclasses.replace(law(1e-6, 20e9), rates=rows)
+    given = case(profile=fast).having(prompt_neurons="selected")
+    plan, expected = planned(given)
+    assert given.activity is not None
+    assert plan.needed_tokens < 512
+    attention, ffn = 32 * 4 * 4096 * 4096 * 2, 32 * 16384 * 16384
+    used = sum(given.activity.used(layer) for layer in range(32)) / (32 * 16384)
+    assert used < 0.5, "or tiles of all neurons would be faster"
+    products = 512 * (attention / 1e11 + used * ffn / 5e10)
+    assert expected.prompts[2].cold_seconds == pytest.approx(products, rel=0.05)
+    exact = planned(given.having(prompt_neurons="exact"))[1].prompts[2]
+    assert exact.cold_seconds == pytest.approx(512 * (attention + ffn) / 1e11, rel=0.05)
 
 
 def test_how_many_tokens_read_what_they_need_follows_from_disk_and_activity() -> None:

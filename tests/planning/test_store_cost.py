@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 from flashllm.convert.families.known_shapes import describe_shape
 
+from flashllm.dtypes import DTYPES
 from flashllm.errors import ProfileError
 from flashllm.kv_cache.layout import PageShape, kv_bytes, staged_heads
-from flashllm.options import ModelOptions
+from flashllm.options import ModelOptions, PromptNeurons
 from flashllm.planning.activation_stats import assumed
 from flashllm.planning.advisor import Scenario
 from flashllm.planning.batch.batch_plan import plan_policy, plan_search
@@ -102,6 +103,35 @@ def test_rows_together_are_faster_until_products_bind() -> None:
     assert seconds[0] / seconds[1] == pytest.approx(2)
     assert seconds[-1] == pytest.approx(seconds[-2])
     assert seconds[-1] == pytest.approx(seconds[0] * FLAT / 1e11, rel=0.05)
+
+
+def test_tokens_of_selected_prompts_are_multiplied_with_their_own_neurons() -> None:
+    """Where that takes less time than tiles of all of them."""
+    model, rows = store_model("opt-6.7b"), 2e10
+    rates = dataclasses.replace(RATES, rows_bytes_per_second=dict.fromkeys(DTYPES, rows))
+    assert model.scenario.profile is not None
+    profile = dataclasses.replace(model.scenario.profile, rates=rates)
+    model = dataclasses.replace(
+        model, scenario=dataclasses.replace(model.scenario, profile=profile)
+    )
+    spec, activity = model.scenario.spec, model.scenario.activity
+    assert activity is not None
+    used = sum(activity.used(layer) for layer in range(spec.n_layers))
+    share = used / (spec.n_layers * spec.bundles_per_layer)
+    ffn = spec.n_layers * spec.bundles_per_layer * model.scenario.sizes.stride
+    resident = ResidentBytes.of(spec)
+    tokens = 8 * WORK.prompt_tokens
+    attention = tokens * resident.attention / 1e11
+    expected: dict[PromptNeurons, float] = {
+        "exact": tokens * ffn / 1e11,
+        "selected": tokens * ffn * share / rows,
+    }
+    for neurons, bundles in expected.items():
+        scenario = model.scenario.having(prompt_neurons=neurons)
+        prompts = dataclasses.replace(model, scenario=scenario).cost(Block(8, 1)).prefill
+        found = prompts.breakdown(DRAM)["products"]
+        assert found == pytest.approx(attention + bundles, rel=0.01)
+    assert share / rows < 1 / 1e11, "or both are the same"
 
 
 def test_a_sparse_model_reads_what_any_row_needs() -> None:

@@ -19,6 +19,7 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import PageShape, kv_bytes, staged_heads
 from flashllm.options import DEFAULT_KV_DTYPE
 from flashllm.planning.advisor import Scenario
+from flashllm.planning.asked_options import prompt_neurons_of
 from flashllm.planning.batch.applied_policy import BARRED, ROWS_MAX
 from flashllm.planning.batch.block_cost import BlockCost, MemoryNeed, Phase
 from flashllm.planning.batch.placement import Affine, affine, shares
@@ -28,6 +29,7 @@ from flashllm.planning.cost_model import (
     CHUNK,
     Encodings,
     ResidentBytes,
+    own_rows_seconds,
     rates_suffice,
 )
 from flashllm.planning.plan import (
@@ -178,6 +180,14 @@ class StoreModel:
         share = min(each / spec.bundles_per_layer, 1.0)
         return 1.0 - float((1.0 - share) ** rows)
 
+    @property
+    def _prompt_is_selected(self) -> bool:
+        """Whether a token of a prompt may be multiplied with its own neurons alone."""
+        options = self.scenario.options
+        if self.scenario.spec.experts is not None:
+            return False
+        return options.select != "predicted" or prompt_neurons_of(options) == "selected"
+
     def _prefill(self, block: Block) -> dict[str, Affine]:
         """Seconds of a layer for the prompts of all rows, by part."""
         _, wc, wd, _, _, cd, _, _, _ = shares()
@@ -186,8 +196,12 @@ class StoreModel:
         # Each chunk of all rows' prompts goes through all layers, and reads each once.
         passes = math.ceil(tokens / self._chunk_tokens(block))
         weights = (self._resident.attention + self._resident.gate) * tokens
-        bundles = self._ffn_bytes * spec.multiplied_share * tokens
-        products = weights / self._chunk(spec.matrix_dtype) + bundles / self._chunk(spec.dtype)
+        bundles = self._ffn_bytes * spec.multiplied_share * tokens / self._chunk(spec.dtype)
+        if self._prompt_is_selected:
+            used = self._used_share(1)
+            own = own_rows_seconds(self._rates, spec.dtype, self._ffn_bytes, tokens, used)
+            bundles = min(bundles, own)
+        products = weights / self._chunk(spec.matrix_dtype) + bundles
         each = self._rates.layer_overhead_ns / 1e9 + self.overheads.row_layer_seconds
         overhead = block.rows * (each + self.overheads.row_seconds / layers)
         seen = self.work.prompt_tokens / 2
