@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
 from flashllm.errors import LayoutError
@@ -71,6 +71,10 @@ class Activity:
     def used(self, layer: int) -> float:
         """Bundles of a layer that a token uses on average."""
         return self.s_agg[0][layer]
+
+    def used_share(self, bundles: int) -> float:
+        """Of the `bundles` of a layer, the share that a token uses, in the mean of all layers."""
+        return min(fmean(self.s_agg[0]) / bundles, 1.0)
 
     def aggregate(self, layer: int, window: float) -> float:
         """`s_agg` of a layer for any window, interpolated by a power law between counted ones."""

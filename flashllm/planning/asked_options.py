@@ -65,6 +65,16 @@ def prompt_neurons_of(options: ModelOptions) -> PromptNeurons:
     return name or DEFAULT_PROMPT_NEURONS
 
 
+def prompt_is_selected(options: ModelOptions) -> bool:
+    """Whether tokens of a prompt go through the neurons that a gate or predictors name for them.
+
+    The name of the selector has to be in the options.
+    """
+    if options.select == "predicted":
+        return prompt_neurons_of(options) == "selected"
+    return options.select == "gate"
+
+
 def arithmetic_of(options: ModelOptions) -> Arithmetic:
     """How vectors are rounded for products."""
     name = options.arithmetic

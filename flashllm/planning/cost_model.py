@@ -6,7 +6,6 @@ The rates are those of our own kernels, from a profile; their keys are defined b
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 from flashllm.flash.tensor_table import EMBEDDING, POSITIONS, resident_bytes, tensor_table
@@ -183,9 +182,8 @@ def chunk_seconds(
 def own_rows_seconds(
     rates: MachineRates, dtype: str, weight_bytes: float, tokens: int, used_share: float
 ) -> float:
-    """The same where each token is multiplied with `used_share` of the weights, by its own rows.
+    """Seconds of a prompt's products where each token is multiplied with its own rows alone.
 
-    Infinite where no rate is known: the other way is what is left then.
+    These are `used_share` of `weight_bytes`; `KeyError` where no rate is known of such rows.
     """
-    rate = rates.rows_bytes_per_second.get(dtype)
-    return math.inf if rate is None else used_share * weight_bytes * tokens / rate
+    return used_share * weight_bytes * tokens / rates.rows_bytes_per_second[dtype]

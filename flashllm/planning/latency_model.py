@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any
 
 from flashllm.hardware.curves import MachineRates
@@ -316,16 +315,18 @@ class _Clock:
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9
-            if tokens <= few_tokens:
-                here = start > 0 or warm
-                seconds += self._needed(tokens, beside + spec.n_layers * overhead, block, here)
-                continue
+            # All tokens with all neurons, or each with its own: `model.neuron_slices`.
+            own = math.inf
             if self.plan.prompt_is_selected and spec.experts is None:
-                # All tokens with all neurons, or each with its own: `model.neuron_slices`.
                 own = own_rows_seconds(
                     self.rates, spec.dtype, block_bytes, tokens, self._used_share
                 )
-                block = min(block, own)
+            if tokens <= few_tokens:
+                here = start > 0 or warm
+                computed = beside + spec.n_layers * overhead
+                seconds += self._needed(tokens, computed, block, own, here)
+                continue
+            block = min(block, own)
             kept = self._kept_layers if start or warm else self._pinned
             seconds += self._blocks(beside / spec.n_layers + overhead, block, kept)
         head = dram_seconds(self.rates, self.model.encodings, moved).head
@@ -334,16 +335,16 @@ class _Clock:
     @property
     def _used_share(self) -> float:
         """Of a layer's bundles, those that a token uses."""
-        model, layers = self.model, range(self.model.spec.bundled_layers)
-        if model.activity is None:
-            return 1.0
-        return fmean(map(model.activity.used, layers)) / model.spec.bundles_per_layer
+        activity = self.model.activity
+        bundles = self.model.spec.bundles_per_layer
+        return 1.0 if activity is None else activity.used_share(bundles)
 
-    def _needed(self, tokens: int, beside: float, block: float, warm: bool) -> float:
+    def _needed(self, tokens: int, beside: float, block: float, own: float, warm: bool) -> float:
         """Seconds of all layers where few tokens read what they need: reading, then computing.
 
-        `beside` is what all layers compute besides; `warm`: what slots hold is not read, where
-        neurons are as likely there as any.
+        `beside` is what all layers compute besides; products of a block take `block`, or `own` with
+        each token's own rows. `warm`: what slots hold is not read, where neurons are as likely
+        there as any.
         """
         model, plan = self.model, self.plan
         n_bundles = model.spec.bundles_per_layer
@@ -353,7 +354,7 @@ class _Clock:
             missing = union * (1 - slots / n_bundles) if warm else union
             reads, nbytes = merged_reads(missing, n_bundles, model.stride, plan.gap_bytes)
             seconds += self._read_seconds(reads, nbytes)
-            seconds += block * union / plan.prefill.bundles
+            seconds += min(block * union, own * n_bundles) / plan.prefill.bundles
         return seconds
 
     def _streamed(self, dram: float, ffn: float, overhead: float) -> TokenSeconds:

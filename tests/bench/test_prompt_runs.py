@@ -159,8 +159,11 @@ def test_silent_neurons_leave_out_their_down_rows(model: Model) -> None:
     assert half.resident_bytes == resident.attention + resident.gate
     assert PromptWeights.of(spec, None).bundle_bytes == pytest.approx(0.5 * whole)
     selected = PromptWeights.of(spec, {"sparsity": 0.5}, selected=True)
-    assert selected.bundle_bytes == pytest.approx(0.5 * whole)
-    assert selected.resident_bytes == half.resident_bytes
+    assert selected.bundle_bytes * selected.multiplied_share == pytest.approx(0.5 * whole)
+    assert half.multiplied_share == 1
+    of_selected, of_all = (bound_ns(each, RATES, 64, 0, whole) for each in (selected, half))
+    assert of_selected["DRAM"] == of_all["DRAM"], "all are wanted by some token"
+    assert of_selected["products"] < of_all["products"]
 
 
 def test_a_token_is_multiplied_with_the_experts_that_it_chose() -> None:

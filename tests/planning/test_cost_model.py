@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
@@ -155,5 +154,3 @@ def test_a_prompt_needs_a_rate() -> None:
 
 def test_own_rows_take_their_share_at_the_rate_of_rows() -> None:
     assert own_rows_seconds(RATES, "f16", 1e9, 100, 0.1) == pytest.approx(1e10 / FLAT)
-    bare = dataclasses.replace(RATES, rows_bytes_per_second={})
-    assert own_rows_seconds(bare, "f16", 1e9, 100, 0.1) == math.inf

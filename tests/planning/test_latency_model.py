@@ -381,6 +381,10 @@ def test_many_tokens_through_selected_neurons_are_multiplied_with_their_own() ->
     assert used < 0.5, "or tiles of all neurons would be faster"
     products = 512 * (attention / 1e11 + used * ffn / 5e10)
     assert expected.prompts[2].cold_seconds == pytest.approx(products, rel=0.05)
+    few, union = expected.prompts[1], sum(given.activity.aggregate(i, 64) for i in range(32))
+    assert plan.needed_tokens == 64, "a branch of its own"
+    products = 64 * (attention / 1e11 + used * ffn / 5e10)
+    assert few.cold_seconds == pytest.approx(products + union * 16384 / 20e9, rel=0.05)
     exact = planned(given.having(prompt_neurons="exact"))[1].prompts[2]
     assert exact.cold_seconds == pytest.approx(512 * (attention + ffn) / 1e11, rel=0.05)
 

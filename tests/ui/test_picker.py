@@ -620,6 +620,21 @@ async def test_a_cache_with_more_than_was_looked_at_says_so_in_its_list() -> Non
         await until(pilot, lambda: "hub: has more than 1000 entries" in shown(app))
 
 
+async def test_esc_closes_an_open_list_before_the_page() -> None:
+    app = Host(ConvertScreen(Conversions(scripted_job("")), FakeLibrary()))
+    async with app.run_test() as pilot:
+        field = form_of(app).query_one("#dtype", Select)
+        field.focus()
+        await pilot.press("enter")
+        await until(pilot, lambda: field.expanded)
+        await pilot.press("escape")
+        await until(pilot, lambda: not field.expanded)
+        assert isinstance(app.screen, ConvertScreen)
+        assert field.has_focus
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, ConvertScreen))
+
+
 async def test_names_of_the_cache_do_not_act_on_the_terminal() -> None:
     odd = replace(CHECKPOINT, path=Path("/hub/\x1b]0;x\x07models--a\u202e/snapshots/1"))
     app = Host(ConvertScreen(Conversions(scripted_job("")), FakeLibrary(found=(odd,))))

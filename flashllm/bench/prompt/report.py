@@ -3,7 +3,8 @@
 The disk reads each feed-forward weight that is needed and not in memory once, in order. Memory
 gives what is needed once; experts that no token chose are not. The processor multiplies each weight
 with each token, an expert with those that chose it; of models whose neurons fall silent, the down
-rows of silent ones are left out. Pure; the caller brings the rates.
+rows of silent ones are left out, or all their rows where prompts go through selected neurons.
+Pure; the caller brings the rates.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class PromptWeights:
     resident_bytes: float
     """Attention and gates."""
     bundle_bytes: float
-    """Feed-forward weights, of which silent neurons leave out the down rows, or all rows."""
+    """Feed-forward weights, of which silent neurons leave out the down rows."""
     multiplied_share: float = 1.0
-    """How much of them each token is multiplied with: of experts those that it chose."""
+    """How much of them each token is multiplied with: of experts those that it chose, of a prompt
+    through selected neurons those that are not zero."""
 
     @classmethod
     def of(
@@ -55,16 +57,19 @@ class PromptWeights:
     ) -> PromptWeights:
         """Those of a model, with the share of active neurons that was recorded of it.
 
-        `selected` is a prompt through the predicted neurons alone: of the others no row counts.
+        `selected` is a prompt through selected neurons: each token needs all rows of its active
+        ones, and no other. What finds them does not count.
         """
         resident = ResidentBytes.of(spec)
         whole = spec.bundled_layers * spec.bundles_per_layer
         active = None if spec.experts else active_bundles(spec, "all", activity)
-        down = whole if active is None else active
         rows = spec.rows_per_neuron
-        used = (rows - 1) * (down if selected else whole) + down
+        used = (rows - 1) * whole + (whole if active is None else active)
+        share = spec.multiplied_share
+        if selected and active is not None:
+            share = active * rows / used
         bundled = used * spec.bundle_bytes / rows
-        return cls(resident.attention + resident.gate, bundled, spec.multiplied_share)
+        return cls(resident.attention + resident.gate, bundled, share)
 
 
 def bound_ns(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flashllm.bench.prompt.machine import PromptMachine
     from flashllm.bench.prompt.runs import PromptRun
     from flashllm.engine.local import Model
+    from flashllm.planning.plan import Plan
 
 TEXT_TOKENS = 100_000
 """So many tokens of a text at the most."""
@@ -93,7 +94,7 @@ def _measure(
             if len(runs) % a_round == 0:
                 machine.look(probe, device["threads"])
     settings["flash_problem"] = probe.problem
-    weights = PromptWeights.of(spec, model.info.activity, selected=plan.prompt_is_selected)
+    weights = PromptWeights.of(spec, model.info.activity, selected=_is_selected(plan))
     return {
         "header": header,
         "complete": not running.is_stopped,
@@ -117,7 +118,7 @@ def _settings(
         "memory_asked_bytes": arguments.memory,
         "ceiling_bytes": plan.ceiling_bytes,
         "select": plan.select,
-        "through_selected": plan.prompt_is_selected,
+        "through_selected": _is_selected(plan),
         "lossy": plan.lossy,
         "slots": sum(plan.slots_per_layer),
         "chunk_tokens": plan.prefill.tokens,
@@ -128,6 +129,11 @@ def _settings(
         "direct": device["direct"],
         "kernel_threads": threads,
     }
+
+
+def _is_selected(plan: Plan) -> bool:
+    """Whether prompts go through some of the neurons; experts are chosen for each token anyway."""
+    return plan.prompt_is_selected and plan.select != "router"
 
 
 def _again_and_again(ids: list[int]) -> Iterator[int]:

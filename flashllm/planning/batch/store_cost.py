@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Final
 
 from flashllm.errors import ProfileError
@@ -19,7 +18,7 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import PageShape, kv_bytes, staged_heads
 from flashllm.options import DEFAULT_KV_DTYPE
 from flashllm.planning.advisor import Scenario
-from flashllm.planning.asked_options import prompt_neurons_of
+from flashllm.planning.asked_options import prompt_is_selected
 from flashllm.planning.batch.applied_policy import BARRED, ROWS_MAX
 from flashllm.planning.batch.block_cost import BlockCost, MemoryNeed, Phase
 from flashllm.planning.batch.placement import Affine, affine, shares
@@ -176,17 +175,7 @@ class StoreModel:
         spec, activity = self.scenario.spec, self.scenario.activity
         if activity is None or self.scenario.options.select in ("all", "oracle"):
             return 1.0
-        each = fmean(activity.used(layer) for layer in range(spec.bundled_layers))
-        share = min(each / spec.bundles_per_layer, 1.0)
-        return 1.0 - float((1.0 - share) ** rows)
-
-    @property
-    def _prompt_is_selected(self) -> bool:
-        """Whether a token of a prompt may be multiplied with its own neurons alone."""
-        options = self.scenario.options
-        if self.scenario.spec.experts is not None:
-            return False
-        return options.select != "predicted" or prompt_neurons_of(options) == "selected"
+        return 1.0 - float((1.0 - activity.used_share(spec.bundles_per_layer)) ** rows)
 
     def _prefill(self, block: Block) -> dict[str, Affine]:
         """Seconds of a layer for the prompts of all rows, by part."""
@@ -197,7 +186,8 @@ class StoreModel:
         passes = math.ceil(tokens / self._chunk_tokens(block))
         weights = (self._resident.attention + self._resident.gate) * tokens
         bundles = self._ffn_bytes * spec.multiplied_share * tokens / self._chunk(spec.dtype)
-        if self._prompt_is_selected:
+        if prompt_is_selected(self.scenario.options):
+            # All tokens with all neurons, or each with its own: `model.neuron_slices`.
             used = self._used_share(1)
             own = own_rows_seconds(self._rates, spec.dtype, self._ffn_bytes, tokens, used)
             bundles = min(bundles, own)

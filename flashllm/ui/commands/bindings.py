@@ -93,8 +93,8 @@ TRANSCRIPT_BINDINGS: list[BindingType] = [
     _part("tab,shift+tab", "focus_prompt", "Back", name="focus_prompt_tab"),
 ]
 
-# The keys that leave a page have priority: they are done before the next key or pasted text, which
-# is for what is below then, is shared out.
+# The keys that leave a page for nothing have priority: they are done before the next key or pasted
+# text, which is for what is below then, is shared out.
 SESSIONS_BINDINGS: list[BindingType] = [
     Binding("escape", "back", "Back", priority=True, id="sessions.back"),
     Binding("up", "move(-1)", "Up", show=False, priority=True, id="sessions.up"),
@@ -152,7 +152,7 @@ LOG_BINDINGS: list[BindingType] = [
 
 CONFIRM_BINDINGS: list[BindingType] = [
     Binding("y", "answer(True)", "Yes", id="confirm.yes"),
-    Binding("n,escape", "answer(False)", "No", id="confirm.no"),
+    Binding("n,escape", "answer(False)", "No", priority=True, id="confirm.no"),
     Binding("left,right", "app.focus_next", "Other", show=False, id="confirm.other"),
 ]
 
@@ -177,7 +177,7 @@ PLACES = (
     Place(bindings_in(_FIRST, CONVERT_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, HELP_BINDINGS), typed=False, has_field=False),
     Place(bindings_in(_FIRST, LOG_BINDINGS), typed=False, has_field=False),
-    Place(bindings_in(_FIRST, CONFIRM_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, CONFIRM_BINDINGS), typed=False, has_field=False),
     Place(bindings_in(_FIRST, TOKEN_BINDINGS), typed=False, has_field=False),
 )
 """Where keys are looked for together; in each one a key has one action."""

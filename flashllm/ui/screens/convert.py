@@ -15,7 +15,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
 from textual.timer import Timer
-from textual.widgets import Button, ProgressBar, Static
+from textual.widgets import Button, ProgressBar, Select, Static
 from textual.worker import get_current_worker
 
 from flashllm.errors import FlashllmError
@@ -209,7 +209,12 @@ class ConvertScreen(Page[Path | None]):
         self._preview_soon()
 
     def action_leave(self) -> None:
-        """Leaves; what is being converted goes on."""
+        """Closes an open list, or leaves; what is being converted goes on."""
+        for field in self.query(Select).results(Select):
+            if field.expanded:
+                field.expanded = False
+                field.focus()
+                return
         self.dismiss(None)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
