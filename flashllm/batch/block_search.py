@@ -2,7 +2,8 @@
 
 A block is tried with short prompts and a few tokens, each number of rows with the model opened
 anew, since memory for rows is taken from that for weights. Numbers are doubled until that gains
-nothing, or no longer fits under the ceiling. No answer depends on what is found. Source: FlexGen
+nothing, or no longer fits under the ceiling; and the largest that fits is tried too, since many
+rows read layers in order, which few do not gain from. No answer depends on what is found. Source: FlexGen
 (arXiv 2303.06865), section 4.3, whose policies are adjusted by hand where they do not fit.
 """
 
@@ -51,7 +52,7 @@ def find_block(
     is_stopped: Callable[[], bool],
     on_trial: Callable[[Trial], None],
 ) -> int:
-    """The fastest number of rows, of 1, 2, 4 ... up to `most`, and one between the two best.
+    """The fastest number of rows, of 1, 2, 4 ... up to `most`, and one above the best of them.
 
     `prompts` are of some rows. Errors: those of opening the model for one row.
     """
@@ -71,6 +72,15 @@ def find_block(
         else:
             misses = misses + 1 if tried[rows].tokens_per_second else MISSES
         rows *= 2
+    if tried[max(tried)].tokens_per_second:
+        while 2 * rows <= most:
+            rows *= 2
+        while rows not in tried and rows <= most and not is_stopped():
+            if is_better(rows, best):
+                best = rows
+            if tried[rows].tokens_per_second:
+                break
+            rows //= 2
     between = (best + min(2 * best, most)) // 2
     if best < between and between not in tried and not is_stopped() and is_better(between, best):
         best = between
