@@ -3,8 +3,8 @@
 A block is tried with short prompts and a few tokens, each number of rows with the model opened
 anew, since memory for rows is taken from that for weights. Numbers are doubled until that gains
 nothing, or no longer fits under the ceiling; and the largest that fits is tried too, since many
-rows read layers in order, which few do not gain from. No answer depends on what is found. Source: FlexGen
-(arXiv 2303.06865), section 4.3, whose policies are adjusted by hand where they do not fit.
+rows read layers in order, which few do not gain from. No answer depends on what is found. Source:
+FlexGen (arXiv 2303.06865), section 4.3, whose policies are adjusted by hand where they do not fit.
 """
 
 from __future__ import annotations
