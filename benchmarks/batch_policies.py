@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import tempfile
@@ -260,25 +261,25 @@ def fitted(
     """Overheads of this machine: what runs of 1, 4 and 16 rows in DRAM take beyond the rates."""
     none = BlockOverheads(0.0, 0.0, 0.0)
     facts = facts_of(options, profile, options.case)
-    beyond: dict[str, tuple[float, float]] = {}
     one, few, many, flash = (
         f"{rows},1,0,100,0,{kv},0,100"
         for rows, kv in ((1, 100), (4, 100), (16, 100), (16, FITTED_KV))
     )
     # Does not count: a machine's first run of these sizes waits for memory.
     measured(options, folder, profile_file, parse_batch_policy(many), (), 99)
-    for text in (one, few, many, flash):
+    answers: dict[str, list[float]] = {text: [] for text in (one, few, many, flash)}
+    prompts: dict[str, list[float]] = {text: [] for text in answers}
+    for number, text in itertools.product(range(options.rounds), answers):
         policy = parse_batch_policy(text)
         cost = store_model(facts, options.case, none).cost(policy.block)
-        decode = cost.decode.seconds(policy.placement)
-        prefill = cost.prefill.seconds(policy.placement)
-        answers: list[float] = []
-        prompts: list[float] = []
-        for number in range(options.rounds):
-            report = measured(options, folder, profile_file, policy, (), 100 + number)
-            answers.append(report["decode"]["wall_ns"] / 1e9 - decode)
-            prompts.append(report["prefill"]["wall_ns"] / 1e9 - prefill)
-        beyond[text] = statistics.median(answers), statistics.median(prompts)
+        report = measured(options, folder, profile_file, policy, (), 100 + number)
+        decode, prefill = (report[phase]["wall_ns"] / 1e9 for phase in ("decode", "prefill"))
+        answers[text].append(decode - cost.decode.seconds(policy.placement))
+        prompts[text].append(prefill - cost.prefill.seconds(policy.placement))
+    beyond = {
+        text: (statistics.median(answers[text]), statistics.median(prompts[text]))
+        for text in answers
+    }
     steps = max(options.case.new_tokens - 1, 1) * facts.spec.n_layers
     row_layer = max((beyond[many][0] - beyond[few][0]) / 12 / steps, 0.0)
     step_layer = max(beyond[one][0] / steps - row_layer, 0.0)
