@@ -204,9 +204,7 @@ def used_share(model: Path) -> float:
         activity = recorded_activity(store, select)
     if activity is None or select == "all":
         return spec.multiplied_share
-    layers = range(spec.bundled_layers)
-    used = sum(activity.used(layer) for layer in layers)
-    return min(used / (spec.bundled_layers * spec.bundles_per_layer), 1.0)
+    return activity.used_share(spec.bundles_per_layer)
 
 
 def accelerate(
