@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from flashllm import core
 from flashllm.kv_cache.protocol import KeysValues
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
@@ -69,7 +67,9 @@ class Attention:
         """
         query = self.queries(x, rotation)
         key = self._placed(self.key(x), self.key_norm, rotation)
-        value, mixed, first = self._heads(self.value(x)), [], 0
+        value, first = self._heads(self.value(x)), 0
+        tokens, width = x.shape[0], query.shape[0] * self.head_dim
+        mixed: Floats | None = None if len(spans) == 1 else LARGE_ARRAYS.empty(tokens, width)
         for number, span in enumerate(spans):
             if number + 1 < len(spans):
                 spans[number + 1].cache.expect(layer, self.window)
@@ -80,10 +80,14 @@ class Attention:
             seen = query[:, own].swapaxes(0, 1)
             cache = span.cache
             attend = cache.attend_decoded if span.is_decoded else cache.attend
-            mixed.append(attend(layer, seen, self.window, self.scale, self.sinks))
+            of_span = attend(layer, seen, self.window, self.scale, self.sinks)
+            of_span = of_span.reshape(span.tokens, width)
+            if mixed is None:
+                return self.output(of_span)
+            mixed[own] = of_span
             first += span.tokens
-        together = mixed[0] if len(mixed) == 1 else np.concatenate(mixed)
-        return self.output(together.reshape(first, -1))
+        assert mixed is not None
+        return self.output(mixed)
 
     def queries(self, x: Floats, rotation: Rotation | None) -> Floats:
         """Queries [heads, tokens, head_dim] of tokens [tokens, d_model] at their positions."""

@@ -1,8 +1,4 @@
-"""How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan.
-
-A prompt's block follows from the model's shape alone. Products round alike in any chunk
-(`model.products`), so a larger ceiling has larger chunks, of which each reads the layers once.
-"""
+"""How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan."""
 
 from __future__ import annotations
 
@@ -55,6 +51,12 @@ from flashllm.planning.asked_options import (
     within,
 )
 from flashllm.planning.device_plan import DevicePlan, DeviceRequest, placed_bytes
+from flashllm.planning.prefill_shape import (
+    LARGEST_CHUNK,
+    MAX_CHUNK,
+    PrefillShape,
+    RowsInBlock,
+)
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
     LEAST_BLOCKS,
@@ -68,90 +70,16 @@ from flashllm.planning.union_tokens import union_tokens_of, warm_union_tokens_of
 from flashllm.planning.ways_to_read import GAP_BYTES, WayToRead, scattered_share, ways_to_read
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
-from flashllm.weight_cache.blocks import summation_ids
 
 SHORT_CONTEXT = 512
 """Tokens of the context that is advised where memory is short."""
 ADVICE_MARGIN_BYTES = 8 * MIB
 """What is advised has this much to spare: two processes are never of exactly one size."""
 
-_PREFILL_ACTIVATION_BYTES = 2 * MIB
-_PREFILL_BLOCK_BYTES = 4 * MIB
-_SCORE_BYTES = 2 * MIB
-"""Scores of a chunk's attention, in all threads together; `kScoreBytes` of the core."""
-_LARGEST_CHUNK = 512
-CHUNK_SHARE = 16
-"""A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
-fast an answer is, and their last few per cent hardly do."""
-_MAX_CHUNK = 1 << 16
 _SEED_TOKENS = 64
 _FLASH_SHARE = 8
 """Where the ceiling has no room for keys and values, it may have for 1/8 of them, and flash for the
 rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillShape:
-    """Sizes of the pieces in which a prompt is computed, from the model's shape alone."""
-
-    tokens: int
-    """Tokens that go through the model together."""
-    bundles: int
-    """Bundles of a block, which is read as one: whole blocks of summation, about 4 MiB."""
-
-    @classmethod
-    def of(cls, spec: ModelSpec, stride: int) -> PrefillShape:
-        """The shape for a model whose bundles lie `stride` bytes apart."""
-        tokens = 64
-        while (
-            tokens < _LARGEST_CHUNK and 2 * tokens * spec.d_model * 4 <= _PREFILL_ACTIVATION_BYTES
-        ):
-            tokens *= 2
-        block_ids = summation_ids(spec)
-        bundles = max(_PREFILL_BLOCK_BYTES // stride // block_ids, 1) * block_ids
-        return cls(tokens=tokens, bundles=min(bundles, spec.bundles_per_layer))
-
-    def bytes(self, spec: ModelSpec, stride: int, blocks: int = LEAST_BLOCKS) -> int:
-        """Peak memory of a prefill: a ring of `blocks` blocks, activations, scores of attention."""
-        ring = blocks * self.bundles * stride
-        return ring + self.activation_bytes(spec) + _SCORE_BYTES
-
-    def activation_bytes(self, spec: ModelSpec, contexts: int = 1) -> int:
-        """Of a chunk, and of the tokens of a block's contexts that go beside it."""
-        return (self.tokens + (contexts if contexts > 1 else 0)) * self.token_bytes(spec)
-
-    def unused_bytes(self, spec: ModelSpec, tokens: int) -> int:
-        """Of a chunk's activations, those that a prompt of fewer tokens does not take."""
-        return max(self.tokens - tokens, 0) * self.token_bytes(spec)
-
-    def with_tokens(self, tokens: int) -> PrefillShape:
-        """The same, for chunks of `tokens`."""
-        return dataclasses.replace(self, tokens=tokens)
-
-    def grown(self, spec: ModelSpec, spare_bytes: int) -> PrefillShape:
-        """With as large a chunk as `spare_bytes` beyond this one have room for."""
-        tokens = self.tokens
-        while 2 * tokens <= _LARGEST_CHUNK:
-            if (2 * tokens - self.tokens) * self.token_bytes(spec) > spare_bytes:
-                break
-            tokens *= 2
-        return self.with_tokens(tokens)
-
-    def token_bytes(self, spec: ModelSpec) -> int:
-        """Activations of one token of a chunk, or of one context of a block's step."""
-        if spec.experts is not None:
-            # At the worst all tokens choose the same expert: gate and up, then what comes of them,
-            # its input and its output; and the router's logits, scores, order and weights.
-            hidden = 5 * spec.experts.d_ffn + 2 * spec.d_model + 6 * spec.experts.n_experts
-        else:
-            hidden = (4 if spec.gated else 3) * self.bundles
-        if spec.gate == "resident":
-            hidden += spec.d_ffn  # the whole gate at once
-        return (10 * _widest(spec) + hidden) * 4
-
-
-def _widest(spec: ModelSpec) -> int:
-    return max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,15 +251,14 @@ def make_plan(
     room = _Room.of(spec, sizes, options, profile, needed_bytes, split)
     ceiling_bytes, read = room.ceiling_bytes, room.read
     split["reserve"] = read.reserve_bytes
-    least = prefill_shape(spec, sizes, options)
+    least = least_shape(spec, sizes, options)
     spare_bytes = ceiling_bytes - read.reserve_bytes - needed_bytes
-    chunk_is_given = options.chunk_tokens is not None
-    shape = least if chunk_is_given else least.grown(spec, spare_bytes // CHUNK_SHARE)
+    scattered = scattered_share(sizes.stride, read.threads, profile)
+    union_tokens = union_tokens_of(spec, sizes.activity, select, scattered)
+    shape = grown_shape(spec, sizes, options, union_tokens, spare_bytes)
     split["prefill"] += _activated(spec, options, shape) - _activated(spec, options, least)
     activity, bundles = sizes.activity, shape.bundles
     most = None if options.slot_memory is None else options.slot_memory // sizes.stride
-    scattered = scattered_share(sizes.stride, read.threads, profile)
-    union_tokens = union_tokens_of(spec, activity, select, scattered)
     is_whole = _reads_layers_whole(contexts_of(options), union_tokens, select)
     ring = STEP_RING if is_whole else PROMPT_RING
     allocator = SlotAllocator(
@@ -538,7 +465,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
     pages = _kv_pages(spec, options)
     kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes
     request, on_device = _device_request(spec, sizes.stride, options), 0
-    shape = prefill_shape(spec, sizes, options)
+    shape = least_shape(spec, sizes, options)
     if request is not None:
         placed = request.place()
         kv -= placed.split["kv"]
@@ -571,16 +498,42 @@ def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: Mode
     return contexts * selection_bytes(spec, context, selection) + skewing
 
 
-def prefill_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> PrefillShape:
+def least_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> PrefillShape:
     """The shape with the smallest chunk, or with the one that was asked for.
 
     All contexts of a block take a step together. A chunk may have as many tokens: prompts take that
     step with them.
     """
     shape = PrefillShape.of(spec, sizes.stride)
-    while 2 * shape.tokens <= min(contexts_of(options), _LARGEST_CHUNK):
+    while 2 * shape.tokens <= min(contexts_of(options), LARGEST_CHUNK):
         shape = shape.with_tokens(2 * shape.tokens)
-    return shape.with_tokens(within("chunk_tokens", options.chunk_tokens, shape.tokens, _MAX_CHUNK))
+    return shape.with_tokens(within("chunk_tokens", options.chunk_tokens, shape.tokens, MAX_CHUNK))
+
+
+def grown_shape(
+    spec: ModelSpec, sizes: Sizes, options: ModelOptions, union_tokens: int, spare_bytes: int
+) -> PrefillShape:
+    """The shape with the chunk that is worth its part of `spare_bytes`, or was asked for."""
+    least = least_shape(spec, sizes, options)
+    if options.chunk_tokens is not None:
+        return least
+    share = _step_share(spec, options, union_tokens)
+    if share is None:
+        return least.grown(spec, spare_bytes)
+    weight_bytes = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
+    rows = RowsInBlock(contexts_of(options), context_of(spec, options), weight_bytes, share)
+    return least.grown_for_rows(spec, spare_bytes, rows)
+
+
+def _step_share(spec: ModelSpec, options: ModelOptions, union_tokens: int) -> float | None:
+    """How much of the layers a step of a block reads; None where slots decide that."""
+    rows, select = contexts_of(options), options.select
+    assert select is not None
+    if rows > 1 and spec.experts is not None:
+        # As if rows chose independently of each other.
+        return 1 - (1 - spec.experts.per_token / spec.experts.n_experts) ** rows
+    is_whole = _reads_layers_whole(rows, union_tokens, select) or (rows > 1 and select == "all")
+    return 1.0 if is_whole else None
 
 
 def checksum_bytes(spec: ModelSpec, verify: Verify) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashllm.options import DEFAULT_CONTEXT
-from flashllm.planning.plan import PrefillShape
+from flashllm.planning.prefill_shape import PrefillShape
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 

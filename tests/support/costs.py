@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.planning.cost_model import ResidentBytes
-from flashllm.planning.plan import Plan, PrefillShape
+from flashllm.planning.plan import Plan
+from flashllm.planning.prefill_shape import PrefillShape
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import NO_COST, TokenCost

@@ -20,7 +20,8 @@ from flashllm.engine.protocol import EngineWait
 from flashllm.errors import EngineBusy, MemoryCeilingTooSmall, NoTokenizer, ReadFailed
 from flashllm.options import DEFAULT_MAX_TOKENS, DEFAULT_REASONING, ReasoningOptions
 from flashllm.planning.model_info import ModelInfo
-from flashllm.planning.plan import Plan, PrefillShape
+from flashllm.planning.plan import Plan
+from flashllm.planning.prefill_shape import PrefillShape
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import NO_COST, PrefillCost, TokenCost, decode_summary
 from flashllm.telemetry.device_rates import DeviceRates

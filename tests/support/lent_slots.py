@@ -10,7 +10,7 @@ from flashllm.engine import loading
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.flash.layout import read_header
-from flashllm.planning import plan
+from flashllm.planning import plan, prefill_shape
 from flashllm.planning.slot_allocation import RingLimits
 
 BLOCK = 64
@@ -24,10 +24,10 @@ def shorten_blocks(patch: pytest.MonkeyPatch, directory: Path, *, has_spare: boo
     Without `has_spare`, prompts leave none of a chunk's memory, as if they were as long as one.
     """
     patch.setattr(loading, "interpreter_bytes", lambda: 200 << 20)
-    patch.setattr(plan, "_PREFILL_BLOCK_BYTES", BLOCK * stride_of(directory))
+    patch.setattr(prefill_shape, "_BLOCK_BYTES", BLOCK * stride_of(directory))
     patch.setattr(plan, "PROMPT_RING", RingLimits(24, 2))
     if not has_spare:
-        patch.setattr(plan.PrefillShape, "unused_bytes", lambda *_: 0)
+        patch.setattr(prefill_shape.PrefillShape, "unused_bytes", lambda *_: 0)
 
 
 def stride_of(directory: Path) -> int:

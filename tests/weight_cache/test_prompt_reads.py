@@ -8,7 +8,7 @@ import pytest
 from flashllm.convert import convert
 
 from flashllm.engine.local import Model, open_model
-from flashllm.planning import plan
+from flashllm.planning import plan, prefill_shape
 from flashllm.planning.slot_allocation import RingLimits
 from flashllm.planning.ways_to_read import GAP_BYTES
 from tests.support.lent_slots import BLOCK, N_BUNDLES, short_of_slots, shorten_blocks, stride_of
@@ -122,7 +122,7 @@ def test_with_less_room_only_what_is_in_no_slot_is_read(sparse_model: Path) -> N
 def test_a_prompt_of_several_chunks_reads_once_where_all_fits(
     sparse_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "_PREFILL_ACTIVATION_BYTES", 1)  # chunks of 64 tokens
+    monkeypatch.setattr(prefill_shape, "_ACTIVATION_BYTES", 1)  # chunks of 64 tokens
     # A ring that the whole model fits into would read the second chunk before the first is done.
     monkeypatch.setattr(plan, "PROMPT_RING", RingLimits(2, 2))
     with open_model(sparse_model) as model:

@@ -11,7 +11,7 @@ from flashllm.errors import UsageError
 from flashllm.flash.store import Store
 from flashllm.options import DEFAULT_KV_POLICY, ModelOptions
 from flashllm.planning.model_facts import choose_selector
-from flashllm.planning.plan import PrefillShape
+from flashllm.planning.prefill_shape import PrefillShape
 from flashllm.spec import ModelSpec
 
 STAGES_MAX = 256

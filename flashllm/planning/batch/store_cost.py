@@ -31,14 +31,10 @@ from flashllm.planning.cost_model import (
     own_rows_seconds,
     rates_suffice,
 )
-from flashllm.planning.plan import (
-    CHUNK_SHARE,
-    PrefillShape,
-    prefill_shape,
-    smallest_ceiling,
-)
+from flashllm.planning.plan import grown_shape, smallest_ceiling
 from flashllm.planning.token_traffic import merged_reads
-from flashllm.planning.ways_to_read import GAP_BYTES, MAX_READ_BYTES
+from flashllm.planning.union_tokens import union_tokens_of
+from flashllm.planning.ways_to_read import GAP_BYTES, MAX_READ_BYTES, scattered_share
 from flashllm.spec import ModelSpec
 
 WRITE_SHARE: Final = 0.5
@@ -253,16 +249,14 @@ class StoreModel:
         What keys and values on flash leave of the ceiling is not counted, which may be more.
         """
         scenario, spec = self.scenario, self.scenario.spec
-        least, fixed = self._shape(block), self._fixed_bytes(block)
+        sizes, rows = scenario.sizes, min(block.batch_rows, ROWS_MAX)
         kv = block.rows * self._context * self._row_kv_bytes
-        spare = self.dram_bytes - fixed - kv
-        if scenario.options.chunk_tokens is not None:
-            return scenario.options.chunk_tokens
-        return least.grown(spec, max(int(spare), 0) // CHUNK_SHARE).tokens
-
-    def _shape(self, block: Block) -> PrefillShape:
-        options = self.scenario.options.having(contexts=min(block.batch_rows, ROWS_MAX))
-        return prefill_shape(self.scenario.spec, self.scenario.sizes, options)
+        spare_bytes = max(int(self.dram_bytes - self._fixed_bytes(block) - kv), 0)
+        options = scenario.options.having(context=self._context, contexts=rows)
+        assert options.select is not None
+        scattered = scattered_share(sizes.stride, self._threads, self._profile)
+        union_tokens = union_tokens_of(spec, sizes.activity, options.select, scattered)
+        return grown_shape(spec, sizes, options, union_tokens, spare_bytes).tokens
 
     def _fixed_bytes(self, block: Block) -> float:
         """What such a block takes at least, besides keys and values."""

@@ -1,0 +1,129 @@
+"""Sizes of the pieces in which prompts are computed. Pure arithmetic.
+
+A prompt's block follows from the model's shape alone. Products round alike in any chunk
+(`model.products`), so a larger ceiling has larger chunks, of which each reads the layers once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from flashllm.planning.slot_allocation import LEAST_BLOCKS
+from flashllm.spec import ModelSpec
+from flashllm.units import MIB
+from flashllm.weight_cache.blocks import summation_ids
+
+MAX_CHUNK = 1 << 16
+"""The most tokens of a chunk that may be asked for."""
+_ACTIVATION_BYTES = 2 * MIB
+_BLOCK_BYTES = 4 * MIB
+_SCORE_BYTES = 2 * MIB
+"""Scores of a chunk's attention, in all threads together; `kScoreBytes` of the core."""
+LARGEST_CHUNK = 512
+_LARGEST_CHUNK_OF_ROWS = 2048
+_CHUNK_SHARE = 16
+"""A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
+fast an answer is, and their last few per cent hardly do."""
+_CHUNK_SHARE_OF_ROWS = 2
+"""The same of a block of rows, whose chunk is as large as reads the least: what is left is for the
+ring, which keeps the disk busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsInBlock:
+    """What says how much a block of rows reads."""
+
+    count: int
+    context: int
+    """Tokens of each."""
+    weight_bytes: int
+    """All bundles."""
+    step_share: float
+    """How much of them a token of each row needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """Sizes of the pieces in which a prompt is computed, from the model's shape alone."""
+
+    tokens: int
+    """Tokens that go through the model together."""
+    bundles: int
+    """Bundles of a block, which is read as one: whole blocks of summation, about 4 MiB."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, stride: int) -> PrefillShape:
+        """The shape for a model whose bundles lie `stride` bytes apart."""
+        tokens = 64
+        while tokens < LARGEST_CHUNK and 2 * tokens * spec.d_model * 4 <= _ACTIVATION_BYTES:
+            tokens *= 2
+        block_ids = summation_ids(spec)
+        bundles = max(_BLOCK_BYTES // stride // block_ids, 1) * block_ids
+        return cls(tokens=tokens, bundles=min(bundles, spec.bundles_per_layer))
+
+    def bytes(self, spec: ModelSpec, stride: int, blocks: int = LEAST_BLOCKS) -> int:
+        """Peak memory of a prefill: a ring of `blocks` blocks, activations, scores of attention."""
+        ring = blocks * self.bundles * stride
+        return ring + self.activation_bytes(spec) + _SCORE_BYTES
+
+    def activation_bytes(self, spec: ModelSpec, contexts: int = 1) -> int:
+        """Of a chunk, and of the tokens of a block's contexts that go beside it."""
+        return (self.tokens + (contexts if contexts > 1 else 0)) * self.token_bytes(spec)
+
+    def unused_bytes(self, spec: ModelSpec, tokens: int) -> int:
+        """Of a chunk's activations, those that a prompt of fewer tokens does not take."""
+        return max(self.tokens - tokens, 0) * self.token_bytes(spec)
+
+    def with_tokens(self, tokens: int) -> PrefillShape:
+        """The same, for chunks of `tokens`."""
+        return dataclasses.replace(self, tokens=tokens)
+
+    def grown(self, spec: ModelSpec, spare_bytes: int) -> PrefillShape:
+        """With as large a chunk as a part of `spare_bytes` beyond this one has room for."""
+        tokens = self.tokens
+        while 2 * tokens <= LARGEST_CHUNK:
+            if self._grown_bytes(spec, 2 * tokens) > spare_bytes // _CHUNK_SHARE:
+                break
+            tokens *= 2
+        return self.with_tokens(tokens)
+
+    def grown_for_rows(self, spec: ModelSpec, spare_bytes: int, rows: RowsInBlock) -> PrefillShape:
+        """The same, or with the larger chunk with which a block of rows reads the least bytes."""
+        shape = best = self.grown(spec, spare_bytes)
+        least_bytes = self._bytes_read(spec, spare_bytes, rows, best.tokens)
+        while 2 * shape.tokens <= min(_LARGEST_CHUNK_OF_ROWS, rows.count * rows.context):
+            shape = shape.with_tokens(2 * shape.tokens)
+            if self._grown_bytes(spec, shape.tokens) > spare_bytes // _CHUNK_SHARE_OF_ROWS:
+                break
+            bytes_read = self._bytes_read(spec, spare_bytes, rows, shape.tokens)
+            if bytes_read < least_bytes:
+                best, least_bytes = shape, bytes_read
+        return best
+
+    def _grown_bytes(self, spec: ModelSpec, tokens: int) -> int:
+        return (tokens - self.tokens) * self.token_bytes(spec)
+
+    def _bytes_read(
+        self, spec: ModelSpec, spare_bytes: int, rows: RowsInBlock, tokens: int
+    ) -> float:
+        """Of contexts of which a half are prompts, with chunks of `tokens`; slots take the rest."""
+        slot_bytes = spare_bytes - self._grown_bytes(spec, tokens)
+        prompts, steps = rows.count * rows.context / 2 / tokens, rows.context / 2
+        return (prompts + steps * rows.step_share) * max(rows.weight_bytes - slot_bytes, 0)
+
+    def token_bytes(self, spec: ModelSpec) -> int:
+        """Activations of one token of a chunk, or of one context of a block's step."""
+        if spec.experts is not None:
+            # At the worst all tokens choose the same expert: gate and up, then what comes of them,
+            # its input and its output; and the router's logits, scores, order and weights.
+            hidden = 5 * spec.experts.d_ffn + 2 * spec.d_model + 6 * spec.experts.n_experts
+        else:
+            hidden = (4 if spec.gated else 3) * self.bundles
+        if spec.gate == "resident":
+            hidden += spec.d_ffn  # the whole gate at once
+        return (10 * _widest(spec) + hidden) * 4
+
+
+def _widest(spec: ModelSpec) -> int:
+    return max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
