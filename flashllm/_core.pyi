@@ -617,6 +617,18 @@ def true_columns(
     ValueError where `columns` has no room for them.
     """
 
+def run_ends(
+    ids: NDArray[np.int32],
+    vector_ends: NDArray[np.int32],
+    block_ids: int,
+    out: NDArray[np.int32],
+) -> int:
+    """Write the ends of the runs of `ids` that lie in one block of `block_ids` and one vector.
+
+    `vector_ends` says where each vector's ids end, which ascend. Returns how many runs there are;
+    their ends are at the front of `out`. ValueError where it is shorter than `ids`.
+    """
+
 def stream_read_ns(buffer: Buffer, threads: int) -> int:
     """Nanoseconds to read the buffer once, each thread a part of it: the best of a few passes."""
 

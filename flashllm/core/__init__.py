@@ -34,6 +34,7 @@ __all__ = [
     "open_kernels",
     "row_bytes",
     "row_read_ns",
+    "run_ends",
     "stream_read_ns",
     "true_columns",
 ]
@@ -100,6 +101,7 @@ if TYPE_CHECKING or not FALLBACK:
         keys_above,
         row_bytes,
         row_read_ns,
+        run_ends,
         stream_read_ns,
         true_columns,
     )
@@ -116,7 +118,7 @@ else:
     from flashllm.core.numpy_twin.reader import Buffer, Reader
     from flashllm.core.numpy_twin.routing import expert_weights
     from flashllm.core.numpy_twin.rows import row_bytes
-    from flashllm.core.numpy_twin.selection import ids_above, keys_above, true_columns
+    from flashllm.core.numpy_twin.selection import ids_above, keys_above, run_ends, true_columns
     from flashllm.core.numpy_twin.slots import SlotTable
     from flashllm.core.numpy_twin.token_rows import gate_rows, gelu
 

@@ -17,6 +17,7 @@ from flashllm.arrays import Ids
 from flashllm.flash.layout import BundleHeader
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.activations import Gates, activate, activate_times
+from flashllm.model.ffn_neurons import Used
 from flashllm.model.router import SelectRouted
 from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
 from flashllm.weight_cache.block_stream import Block
@@ -231,8 +232,8 @@ class ExpertTiles:
         """Whole blocks are given: an expert is multiplied alone anyway."""
         return int(self.weights.shape[1])
 
-    def add(self, tile: Block, out: Floats) -> Floats:
-        """Adds the experts of a tile to `out`; their weights [tokens, experts]."""
+    def add(self, tile: Block, out: Floats) -> Used:
+        """Adds the experts of a tile to `out`; what is used of them are their weights."""
         ids, positions, rows = tile.parts()
         sums: Floats = out
         here = [
@@ -249,7 +250,7 @@ class ExpertTiles:
                 tokens = self._tokens[own]
                 shares = self._experts.of_tokens(rows, position, self._vectors[tokens])
                 self._experts.add_shares(shares, self._of_pair[own], tokens, sums)
-        return self.weights[:, tile.columns]
+        return lambda: self.weights[:, tile.columns]
 
     def _own(self, expert: int) -> slice:
         """The pairs of an expert."""

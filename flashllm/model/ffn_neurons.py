@@ -15,6 +15,10 @@ from flashllm.model.products import Products
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
 
+Used = Callable[[], Floats]
+"""Outputs of the bundles of a tile, [tokens, bundles], zero where a token does not use one: made
+where somebody asks."""
+
 
 @dataclass(frozen=True, slots=True)
 class NeuronTiles:
@@ -36,8 +40,8 @@ class NeuronTiles:
         """Bundles of a block that are multiplied together."""
         return self.products.tile
 
-    def add(self, tile: Block, out: Floats) -> Floats:
-        """Adds a tile's products to `out`; the neurons' outputs [tokens, bundles]."""
+    def add(self, tile: Block, out: Floats) -> Used:
+        """Adds a tile's products to `out`."""
         spec, weights = self.spec, self.weights
         up = self._project(tile, spec.rows_per_neuron - 2, weights.up_bias)
         deciding = up
@@ -53,7 +57,7 @@ class NeuronTiles:
         if self.silent is not None:
             hidden[self.silent(tile)] = 0.0
         self.products.add_down(tile, hidden, out)
-        return hidden
+        return lambda: hidden
 
     def _project(self, tile: Block, row: int, bias: Floats | None) -> Floats:
         """[tokens, d_model] to [tokens, bundles] by a row of each bundle and its bias."""

@@ -15,7 +15,7 @@ from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.activations import activate
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector
 from flashllm.model.ffn_experts import Experts, ExpertTiles
-from flashllm.model.ffn_neurons import NeuronTiles
+from flashllm.model.ffn_neurons import NeuronTiles, Used
 from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.neuron_slices import NeuronSlices, Wanted, WantedStrips
 from flashllm.model.neurons import FeedForwardWeights, Neurons
@@ -41,8 +41,8 @@ class TileSums(Protocol):
         """Bundles of a block that are given at a time, at most."""
         ...
 
-    def add(self, tile: Block, out: Floats) -> Floats:
-        """Adds a tile to `out`; [tokens, bundles], zero where a token does not use a bundle."""
+    def add(self, tile: Block, out: Floats) -> Used:
+        """Adds a tile to `out`."""
         ...
 
 
@@ -97,10 +97,11 @@ class FeedForwardPrefill:
             tails, uses = [], []
             fills = self._pool.free_slots(layer) > 0
             for tile in block.pieces(tiles.tile):
-                used: Floats = tiles.add(tile, out)
-                tails.append(used[len(out) - keep_tokens :] != 0)
+                used = tiles.add(tile, out)
+                if keep_tokens:
+                    tails.append(used()[len(out) - keep_tokens :] != 0)
                 if fills:
-                    uses.append(np.count_nonzero(used, axis=0))
+                    uses.append(np.count_nonzero(used(), axis=0))
             if keep_tokens:
                 self._keep(layer, block, np.concatenate(tails, axis=1), len(out))
             if fills:

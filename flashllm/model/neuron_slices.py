@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.large_arrays import Floats
 from flashllm.model.active_set_selectors import ActiveMask
-from flashllm.model.ffn_neurons import NeuronTiles
+from flashllm.model.ffn_neurons import NeuronTiles, Used
 from flashllm.model.neurons import Neurons
 from flashllm.model.token_sets import BlockSlice
 from flashllm.weight_cache.block_stream import Block
@@ -78,25 +78,29 @@ class NeuronSlices:
     tile: int
     """Bundles of a block that are given at a time."""
 
-    def add(self, tile: Block, out: Floats) -> Floats:
-        """Adds a block to `out`; [tokens, bundles], zero where a token does not use a bundle."""
+    def add(self, tile: Block, out: Floats) -> Used:
+        """Adds a block to `out`."""
         wanted = self.wanted(tile)
         if is_less_work(wanted):
             return self._add_own(tile, wanted, out)
         pieces = [self.tiles.add(piece, out) for piece in tile.pieces(self.tiles.tile)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+        if len(pieces) == 1:
+            return pieces[0]
+        return lambda: np.concatenate([used() for used in pieces], axis=1)
 
-    def _add_own(self, tile: Block, wanted: NDArray[np.bool_], out: Floats) -> Floats:
+    def _add_own(self, tile: Block, wanted: NDArray[np.bool_], out: Floats) -> Used:
         ids, _, _ = tile.parts()
-        count, ends = len(wanted), np.empty(len(wanted), np.int32)
+        ends = np.empty(len(wanted), np.int32)
         columns = np.empty(np.count_nonzero(wanted), np.int32)
         if wanted.strides[1] != 1:  # some columns of a layer come one below the other
             wanted = np.ascontiguousarray(wanted)
         core.true_columns(wanted, columns, ends)
-        tokens = np.repeat(np.arange(count, dtype=np.int32), np.diff(ends, prepend=np.int32(0)))
-        own = BlockSlice(ids[columns], tokens, ends)
-        hidden = np.zeros(wanted.shape, np.float32)
-        hidden.reshape(-1)[tokens * np.int32(wanted.shape[1]) + columns] = (
-            self.neurons.add_block_slice(self.layer, tile, own, self.x, self.gates, out)
-        )
-        return hidden
+        own = BlockSlice(ids[columns], ends)
+        outputs = self.neurons.add_block_slice(self.layer, tile, own, self.x, self.gates, out)
+
+        def used() -> Floats:
+            hidden = np.zeros(wanted.shape, np.float32)
+            hidden[own.tokens, columns] = outputs
+            return hidden
+
+        return used

@@ -10,10 +10,7 @@ from numpy.typing import NDArray
 
 from flashllm.arrays import Ids
 from flashllm.model.active_set_selectors import ActiveSet
-from flashllm.weight_cache.rounds import block_ends
-
-_APART = np.int64(1 << 32)
-"""Distance between the ids of one token and the next, so that no block of summation spans both."""
+from flashllm.weight_cache.rounds import block_ends_of_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +18,6 @@ class BlockSlice:
     """The ids of several tokens within one block: token after token, ascending within each."""
 
     ids: Ids
-    tokens: Ids
-    """Of each id."""
     ends: Ids
     """Of each token's ids, [tokens]."""
     weights: NDArray[np.float32] | None = None
@@ -32,18 +27,23 @@ class BlockSlice:
     def everything(cls, ids: Ids, tokens: int) -> BlockSlice:
         """All of these ids for each token."""
         numbers = np.arange(tokens, dtype=np.int32)
-        ends = (numbers + 1) * np.int32(len(ids))
-        return cls(np.tile(ids, tokens), np.repeat(numbers, len(ids)), ends)
+        return cls(np.tile(ids, tokens), (numbers + 1) * np.int32(len(ids)))
+
+    @property
+    def tokens(self) -> Ids:
+        """Of each id."""
+        numbers = np.arange(len(self.ends), dtype=np.int32)
+        return np.repeat(numbers, np.diff(self.ends, prepend=np.int32(0)))
 
     def block_ends(self) -> Ids:
         """Ends of the runs that are summed separately."""
-        return block_ends(self.tokens * _APART + self.ids)
+        return block_ends_of_each(self.ids, self.ends)
 
     def where(self, wanted: NDArray[np.bool_]) -> BlockSlice:
         """The ids for which `wanted` is true."""
         tokens = self.tokens[wanted]
         weights = None if self.weights is None else self.weights[wanted]
-        return BlockSlice(self.ids[wanted], tokens, _ends(tokens, len(self.ends)), weights)
+        return BlockSlice(self.ids[wanted], _ends(tokens, len(self.ends)), weights)
 
 
 class TokenSets:
@@ -66,7 +66,7 @@ class TokenSets:
         order = np.argsort(tokens, kind="stable")
         tokens = tokens[order]
         weights = None if self._weights is None else self._weights[begin:end][order]
-        return BlockSlice(self._ids[begin:end][order], tokens, _ends(tokens, self._count), weights)
+        return BlockSlice(self._ids[begin:end][order], _ends(tokens, self._count), weights)
 
 
 def of_each(shares: Sequence[BlockSlice]) -> list[Ids]:

@@ -255,12 +255,16 @@ def make_plan(
     spare_bytes = ceiling_bytes - read.reserve_bytes - needed_bytes
     scattered = scattered_share(sizes.stride, read.threads, profile)
     union_tokens = union_tokens_of(spec, sizes.activity, select, scattered)
-    shape = grown_shape(spec, sizes, options, union_tokens, spare_bytes)
-    split["prefill"] += _activated(spec, options, shape) - _activated(spec, options, least)
-    activity, bundles = sizes.activity, shape.bundles
-    most = None if options.slot_memory is None else options.slot_memory // sizes.stride
     is_whole = _reads_layers_whole(contexts_of(options), union_tokens, select)
     ring = STEP_RING if is_whole else PROMPT_RING
+    shape = grown_shape(spec, sizes, options, union_tokens, spare_bytes)
+    if options.device is None:  # which has room for blocks of the smallest size
+        shape = shape.with_larger_blocks(spec, sizes.stride, spare_bytes, ring)
+        ring = ring.with_blocks(shape.bundles // least.bundles)
+    split["prefill"] += _prefill_bytes(spec, sizes, options, shape)
+    split["prefill"] -= _prefill_bytes(spec, sizes, options, least)
+    activity, bundles = sizes.activity, shape.bundles
+    most = None if options.slot_memory is None else options.slot_memory // sizes.stride
     allocator = SlotAllocator(
         spec, sizes.stride, activity, select, policy, window, bundles, most, ring
     )
@@ -480,15 +484,16 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "predictors": sizes.predictors if options.select == "predicted" else 0,
         "checksums": checksum_bytes(spec, verify_of(options)),
         "kv": kv + _selection_bytes(spec, context, contexts, options) + score_bytes(spec, context),
-        "prefill": shape.bytes(spec, sizes.stride)
-        + _activated(spec, options, shape)
-        - shape.tokens * shape.token_bytes(spec),
+        "prefill": _prefill_bytes(spec, sizes, options, shape),
     }
 
 
-def _activated(spec: ModelSpec, options: ModelOptions, shape: PrefillShape) -> int:
-    """Activations of a chunk, and of a token of each context of a block, which go beside it."""
-    return shape.activation_bytes(spec, contexts_of(options))
+def _prefill_bytes(
+    spec: ModelSpec, sizes: Sizes, options: ModelOptions, shape: PrefillShape
+) -> int:
+    """The smallest ring, and activations of a chunk and of a token of each context beside it."""
+    beside = shape.activation_bytes(spec, contexts_of(options)) - shape.activation_bytes(spec)
+    return shape.bytes(spec, sizes.stride) + beside
 
 
 def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: ModelOptions) -> int:

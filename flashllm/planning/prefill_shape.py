@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from flashllm.planning.slot_allocation import LEAST_BLOCKS
+from flashllm.planning.slot_allocation import LEAST_BLOCKS, RingLimits
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 from flashllm.weight_cache.blocks import summation_ids
@@ -28,6 +28,9 @@ fast an answer is, and their last few per cent hardly do."""
 _CHUNK_SHARE_OF_ROWS = 2
 """The same of a block of rows, whose chunk is as large as reads the least: what is left is for the
 ring, which keeps the disk busy."""
+_BLOCKS_OF_RING = 5
+"""A block may be larger as long as the ring has so many: each costs a fixed time beside its
+products, and what is read ahead is the ring without the block that is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class PrefillShape:
     tokens: int
     """Tokens that go through the model together."""
     bundles: int
-    """Bundles of a block, which is read as one: whole blocks of summation, about 4 MiB."""
+    """Bundles of a block, which is read as one: whole blocks of summation, 4 MiB or more."""
 
     @classmethod
     def of(cls, spec: ModelSpec, stride: int) -> PrefillShape:
@@ -78,6 +81,20 @@ class PrefillShape:
     def with_tokens(self, tokens: int) -> PrefillShape:
         """The same, for chunks of `tokens`."""
         return dataclasses.replace(self, tokens=tokens)
+
+    def with_larger_blocks(
+        self, spec: ModelSpec, stride: int, spare_bytes: int, ring: RingLimits
+    ) -> PrefillShape:
+        """The same, with blocks of which the ring in `spare_bytes` beyond this one has enough.
+
+        Of experts, which are multiplied one by one, it would gain nothing.
+        """
+        bundles, most = self.bundles, ring.bytes(spare_bytes, self.bundles * stride)
+        if spec.experts is None:
+            most_bundles = min(most // (_BLOCKS_OF_RING * stride), spec.bundles_per_layer)
+            while 2 * bundles <= most_bundles:
+                bundles *= 2
+        return dataclasses.replace(self, bundles=bundles)
 
     def grown(self, spec: ModelSpec, spare_bytes: int) -> PrefillShape:
         """With as large a chunk as a part of `spare_bytes` beyond this one has room for."""

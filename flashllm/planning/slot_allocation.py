@@ -100,6 +100,14 @@ class RingLimits:
     share: int
     """At most 1/`share` of the slot bytes may become extra blocks of the ring."""
 
+    def bytes(self, spare_bytes: int, block_bytes: int) -> int:
+        """The most that blocks of so many bytes may take of so many that are left."""
+        return min(spare_bytes // self.share, self.most_blocks * block_bytes)
+
+    def with_blocks(self, times: int) -> RingLimits:
+        """As many bytes, in blocks that are so many times as large."""
+        return RingLimits(self.most_blocks // times, self.share)
+
 
 PROMPT_RING = RingLimits(24, 12)
 """So many blocks keep the disk busy while a prompt's attention is computed."""

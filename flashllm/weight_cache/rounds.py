@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashllm import core
 from flashllm.arrays import Ids
 from flashllm.weight_cache.blocks import BLOCK_IDS
 
 
 def block_ends(ids: Ids, block_ids: int = BLOCK_IDS) -> Ids:
     """Ends of the runs of ascending `ids` that lie in the same block; the last is `len(ids)`."""
-    inner = np.flatnonzero(np.diff(ids // block_ids)) + 1
-    return np.append(inner, len(ids)).astype(np.int32)
+    return block_ends_of_each(ids, np.array([len(ids)], np.int32), block_ids)
+
+
+def block_ends_of_each(ids: Ids, vector_ends: Ids, block_ids: int = BLOCK_IDS) -> Ids:
+    """The same of the ids of several vectors, of which each ends where `vector_ends` says."""
+    ends = np.empty(len(ids), np.int32)
+    return ends[: core.run_ends(ids, vector_ends, block_ids, ends)]
 
 
 def split_rounds(ids: Ids, n_slots: int, block_ids: int = BLOCK_IDS) -> list[Ids]:

@@ -102,3 +102,35 @@ def test_columns_of_a_mask_follow_one_another(core: ModuleType) -> None:
     mask = np.ones((3, 20), np.bool_)[:, ::2]
     with pytest.raises(ValueError, match="must follow one another"):
         core.true_columns(mask, np.zeros(60, np.int32), np.zeros(3, np.int32))
+
+
+@settings(max_examples=200, deadline=None)
+@given(counts=st.lists(st.integers(0, 30), max_size=6), block_ids=st.sampled_from([1, 7, 64]))
+def test_runs_end_where_a_block_or_a_vector_does(
+    core: ModuleType, counts: list[int], block_ids: int
+) -> None:
+    rng = np.random.default_rng(len(counts))
+    each = [np.sort(rng.choice(200, count, replace=False)) for count in counts]
+    ids = np.array([one for of_vector in each for one in of_vector.tolist()], np.int32)
+    expected, at = [], 0
+    for of_vector in each:
+        blocks = [int(one) // block_ids for one in of_vector]
+        expected += [at + i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1]]
+        at += len(blocks)
+        expected += [at] if blocks else []
+    ends = np.cumsum(counts).astype(np.int32)
+    found = np.full(len(ids) + 2, -7, np.int32)
+    assert core.run_ends(ids, ends, block_ids, found) == len(expected)
+    assert found[: len(expected)].tolist() == expected
+
+
+def test_runs_without_room_or_with_wrong_ends(core: ModuleType) -> None:
+    ids, ends = np.arange(5, dtype=np.int32), np.array([2, 5], np.int32)
+    with pytest.raises(ValueError, match="5 ids, and room for 4 ends"):
+        core.run_ends(ids, ends, 64, np.zeros(4, np.int32))
+    with pytest.raises(ValueError, match="vector_ends must rise to the number of ids, 5"):
+        core.run_ends(ids, ends[:1], 64, np.zeros(5, np.int32))
+    with pytest.raises(ValueError, match="vector_ends must not fall"):
+        core.run_ends(ids, ends[::-1].copy(), 64, np.zeros(5, np.int32))
+    with pytest.raises(ValueError, match="blocks of 0"):
+        core.run_ends(ids, ends, 0, np.zeros(5, np.int32))

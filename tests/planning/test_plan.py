@@ -138,8 +138,9 @@ def test_a_larger_ceiling_has_larger_chunks(activation: Literal["relu", "silu"])
         plan = make_plan(spec, SIZES, ModelOptions(memory=least + spare, select="all"))
         tokens.append(plan.prefill.tokens)
         assert sum(plan.split.values()) <= plan.ceiling_bytes
-        assert plan.prefill == shape.with_tokens(tokens[-1])
-        grown = plan.prefill.bytes(spec, SIZES.stride) - shape.bytes(spec, SIZES.stride)
+        assert plan.prefill.bundles % shape.bundles == 0
+        mine = shape.with_tokens(tokens[-1])
+        grown = mine.bytes(spec, SIZES.stride) - shape.bytes(spec, SIZES.stride)
         assert 16 * grown <= spare
         # The next size would be too large.
         twice = shape.with_tokens(2 * tokens[-1]).bytes(spec, SIZES.stride)
@@ -147,6 +148,36 @@ def test_a_larger_ceiling_has_larger_chunks(activation: Literal["relu", "silu"])
         assert tokens[-1] == 512 or needed > spare
     assert tokens == sorted(tokens)
     assert set(tokens) == {128, 256, 512}
+
+
+@pytest.mark.parametrize("contexts", [1, 32])
+def test_blocks_are_as_large_as_the_ring_has_five_of(contexts: int) -> None:
+    stride = 16384
+    sizes = replace(SIZES, stride=stride, activity=None)
+    options = ModelOptions(select="predicted", contexts=contexts, context=64)
+    least = smallest_ceiling(WIDE, sizes, options)
+    shape, bundles = PrefillShape.of(WIDE, stride), []
+    for spare in range(0, 2 << 30, 64 << 20):
+        plan = make_plan(WIDE, sizes, options.having(memory=least + spare, chunk_tokens=128))
+        assert sum(plan.split.values()) <= plan.ceiling_bytes
+        assert sum(plan.slots_per_layer) > 0
+        bundles.append(plan.prefill.bundles)
+        most_bytes = (48 if contexts > 1 else 24) * shape.bundles * stride
+        ring_bytes = min(spare // (4 if contexts > 1 else 12), most_bytes)
+        fitting = [n for n in (1, 2, 4, 8, 16) if 5 * n * shape.bundles * stride <= ring_bytes]
+        assert plan.prefill.bundles == shape.bundles * max(fitting, default=1)
+        assert plan.prefill_blocks * plan.prefill.bundles * stride <= max(
+            most_bytes, 2 * plan.prefill.bundles * stride
+        )
+    assert bundles == sorted(bundles)
+    assert set(bundles) == {256, 512, 1024} | ({2048} if contexts > 1 else set())
+
+
+def test_blocks_of_experts_do_not_grow() -> None:
+    spec = describe_shape("qwen3-30b-a3b")
+    sizes = sizes_of_shape(spec, 35 * MIB)
+    plan = make_plan(spec, sizes, ModelOptions(memory=12 << 30, select="router"))
+    assert plan.prefill.bundles == PrefillShape.of(spec, sizes.stride).bundles
 
 
 def test_a_chunk_that_was_asked_for() -> None:

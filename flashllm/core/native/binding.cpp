@@ -525,6 +525,13 @@ NB_MODULE(_core, m) {
       },
       "mask"_a.noconvert(), "columns"_a.noconvert(), "ends"_a.noconvert());
   m.def(
+      "run_ends",
+      [](const Array<const int32_t>& ids, const Array<const int32_t>& vector_ends,
+         int32_t block_ids, const Array<int32_t>& out) {
+        return run_ends(view(ids), view(vector_ends), block_ids, view(out));
+      },
+      "ids"_a.noconvert(), "vector_ends"_a.noconvert(), "block_ids"_a, "out"_a.noconvert());
+  m.def(
       "stream_read_ns",
       [](const std::shared_ptr<Buffer>& buffer, int threads) {
         return stream_read_ns(buffer.get(), threads);

@@ -20,7 +20,7 @@ from flashllm.core.numpy_twin.memory import row_read_ns, row_starts, stream_read
 from flashllm.core.numpy_twin.reader import Buffer, Reader, check_threads
 from flashllm.core.numpy_twin.routing import expert_weights
 from flashllm.core.numpy_twin.rows import row_bytes
-from flashllm.core.numpy_twin.selection import ids_above, keys_above, true_columns
+from flashllm.core.numpy_twin.selection import ids_above, keys_above, run_ends, true_columns
 from flashllm.core.numpy_twin.slots import SlotTable
 from flashllm.core.numpy_twin.token_rows import gate_rows, gelu
 
@@ -41,6 +41,7 @@ __all__ = [
     "keys_above",
     "row_bytes",
     "row_read_ns",
+    "run_ends",
     "stream_read_ns",
     "true_columns",
 ]

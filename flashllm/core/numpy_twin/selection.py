@@ -49,6 +49,31 @@ def true_columns(
     return len(found)
 
 
+def run_ends(
+    ids: NDArray[np.int32],
+    vector_ends: NDArray[np.int32],
+    block_ids: int,
+    out: NDArray[np.int32],
+) -> int:
+    """Write the ends of the runs of `ids` that lie in one block of `block_ids` and one vector."""
+    require_array("ids", ids, np.int32)
+    require_array("vector_ends", vector_ends, np.int32)
+    require_array("out", out, np.int32, writable=True)
+    if block_ids < 1:
+        raise ValueError(f"blocks of {block_ids}")
+    if np.any(np.diff(vector_ends, prepend=0) < 0):
+        raise ValueError("vector_ends must not fall")
+    if (vector_ends[-1] if len(vector_ends) else 0) != len(ids):
+        raise ValueError(f"vector_ends must rise to the number of ids, {len(ids)}")
+    if len(out) < len(ids):
+        raise ValueError(f"{len(ids)} ids, and room for {len(out)} ends")
+    vectors = np.repeat(np.arange(len(vector_ends)), np.diff(vector_ends, prepend=0))
+    begins = (np.diff(ids // block_ids) != 0) | (np.diff(vectors) != 0)
+    ends = np.append(np.flatnonzero(begins) + 1, len(ids)) if len(ids) else np.empty(0, np.int64)
+    out[: len(ends)] = ends
+    return len(ends)
+
+
 def _check_above(
     scores: NDArray[np.float32],
     limits: NDArray[np.float32],

@@ -50,6 +50,18 @@ TEST(columns_of_what_is_true_are_found_by_row) {
                true_columns(mask, {columns.data(), 5}, {ends.data(), 2}));
 }
 
+TEST(runs_of_ids_end_with_a_block_or_a_vector) {
+  const std::vector<int32_t> ids = {0, 63, 64, 130, 131, 5, 6, 200};
+  const std::vector<int32_t> vectors = {5, 5, 8};
+  std::vector<int32_t> ends(ids.size(), -7);
+  const auto cut = [&](size_t room) {
+    return run_ends({ids.data(), ids.size()}, {vectors.data(), 3}, 64, {ends.data(), room});
+  };
+  CHECK(cut(ids.size()) == 5);
+  CHECK(ends == (std::vector<int32_t>{2, 3, 5, 7, 8, -7, -7, -7}));
+  CHECK_THROWS(std::invalid_argument, "8 ids, and room for 7 ends", cut(7));
+}
+
 TEST(views_of_other_sizes_are_refused) {
   const size_t n = kScores.size();
   std::vector<int32_t> ids(n, -7);

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "rows.h"
+
 namespace flash_core {
 
 namespace {
@@ -69,6 +71,31 @@ size_t true_columns(const Mask& mask, View<int32_t> columns, View<int32_t> ends)
       }
     }
     ends.data[row] = static_cast<int32_t>(count);
+  }
+  return count;
+}
+
+size_t run_ends(View<const int32_t> ids, View<const int32_t> vector_ends, int32_t block_ids,
+                View<int32_t> out) {
+  if (block_ids < 1) throw std::invalid_argument("blocks of " + std::to_string(block_ids));
+  check_runs("vector_ends", vector_ends, ids.size);
+  if (out.size < ids.size) {
+    throw std::invalid_argument(std::to_string(ids.size) + " ids, and room for " +
+                                std::to_string(out.size) + " ends");
+  }
+  size_t count = 0;
+  size_t at = 0;
+  for (size_t v = 0; v < vector_ends.size; ++v) {
+    const auto end = static_cast<size_t>(vector_ends.data[v]);
+    if (at == end) continue;
+    int32_t block = ids.data[at] / block_ids;
+    for (++at; at < end; ++at) {
+      const int32_t next = ids.data[at] / block_ids;
+      out.data[count] = static_cast<int32_t>(at);
+      count += static_cast<size_t>(next != block);
+      block = next;
+    }
+    out.data[count++] = static_cast<int32_t>(end);
   }
   return count;
 }

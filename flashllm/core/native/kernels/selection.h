@@ -1,4 +1,4 @@
-// Which of many scores exceed their limits: what a predictor names.
+// Which of many scores exceed their limits, what a predictor names; and in which runs they lie.
 //
 // Goal: one pass that branches on nothing, since nobody can foresee which score is above.
 #pragma once
@@ -30,5 +30,12 @@ struct Mask {
 // `columns`, and to `ends` [rows] where each row's end there; returns how many. invalid_argument
 // where `columns` has no room for them.
 size_t true_columns(const Mask& mask, View<int32_t> columns, View<int32_t> ends);
+
+// Cuts the ids of several vectors, ascending in each, where one belongs to another block of
+// `block_ids` than the one before, or to another vector: writes the ends of these runs to the front
+// of `out`, and returns how many. `vector_ends` says where each vector's ids end. invalid_argument
+// where they are no ends of all ids, or `out` has no room.
+size_t run_ends(View<const int32_t> ids, View<const int32_t> vector_ends, int32_t block_ids,
+                View<int32_t> out);
 
 }  // namespace flash_core
