@@ -68,8 +68,9 @@ class Attention:
         query = self.queries(x, rotation)
         key = self._placed(self.key(x), self.key_norm, rotation)
         value, first = self._heads(self.value(x)), 0
-        tokens, width = x.shape[0], query.shape[0] * self.head_dim
-        mixed: Floats | None = None if len(spans) == 1 else LARGE_ARRAYS.empty(tokens, width)
+        width = query.shape[0] * self.head_dim
+        # One span's is the array that its cache gives.
+        mixed: Floats | None = LARGE_ARRAYS.empty(len(x), width) if len(spans) > 1 else None
         for number, span in enumerate(spans):
             if number + 1 < len(spans):
                 spans[number + 1].cache.expect(layer, self.window)
@@ -80,13 +81,14 @@ class Attention:
             seen = query[:, own].swapaxes(0, 1)
             cache = span.cache
             attend = cache.attend_decoded if span.is_decoded else cache.attend
-            of_span = attend(layer, seen, self.window, self.scale, self.sinks)
-            of_span = of_span.reshape(span.tokens, width)
+            attended = attend(layer, seen, self.window, self.scale, self.sinks)
+            attended = attended.reshape(span.tokens, width)
             if mixed is None:
-                return self.output(of_span)
-            mixed[own] = of_span
+                mixed = attended
+            else:
+                mixed[own] = attended
             first += span.tokens
-        assert mixed is not None
+        assert mixed is not None, "there is a token"
         return self.output(mixed)
 
     def queries(self, x: Floats, rotation: Rotation | None) -> Floats:

@@ -16,8 +16,8 @@ from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
 
 Used = Callable[[], Floats]
-"""Outputs of the bundles of a tile, [tokens, bundles], zero where a token does not use one: made
-where somebody asks."""
+"""Makes what is not zero where a token uses a bundle of a tile, [tokens, bundles]: outputs of
+neurons, weights of experts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,12 @@ class FeedForwardPrefill:
             fills = self._pool.free_slots(layer) > 0
             for tile in block.pieces(tiles.tile):
                 used = tiles.add(tile, out)
-                if keep_tokens:
-                    tails.append(used()[len(out) - keep_tokens :] != 0)
-                if fills:
-                    uses.append(np.count_nonzero(used(), axis=0))
+                if keep_tokens or fills:
+                    outputs = used()
+                    tails.append(outputs[len(out) - keep_tokens :] != 0)
+                    uses.append(np.count_nonzero(outputs, axis=0))
+                    del outputs
+                del used  # and with it the outputs, before the next tile has its own
             if keep_tokens:
                 self._keep(layer, block, np.concatenate(tails, axis=1), len(out))
             if fills:

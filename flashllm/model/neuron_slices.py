@@ -98,8 +98,10 @@ class NeuronSlices:
         own = BlockSlice(ids[columns], ends)
         outputs = self.neurons.add_block_slice(self.layer, tile, own, self.x, self.gates, out)
 
+        shape = wanted.shape
+
         def used() -> Floats:
-            hidden = np.zeros(wanted.shape, np.float32)
+            hidden = np.zeros(shape, np.float32)
             hidden[own.tokens, columns] = outputs
             return hidden
 

@@ -55,13 +55,15 @@ from flashllm.planning.prefill_shape import (
     LARGEST_CHUNK,
     MAX_CHUNK,
     PrefillShape,
-    RowsInBlock,
+    RowsRead,
 )
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
     LEAST_BLOCKS,
+    LENDING,
     PROMPT_RING,
     STEP_RING,
+    RingLimits,
     SlotAllocator,
     least_slots,
 )
@@ -76,6 +78,8 @@ SHORT_CONTEXT = 512
 ADVICE_MARGIN_BYTES = 8 * MIB
 """What is advised has this much to spare: two processes are never of exactly one size."""
 
+_ENOUGH_BLOCKS = 6
+"""Of a ring, for larger ones: what is read ahead is the ring without the block that is computed."""
 _SEED_TOKENS = 64
 _FLASH_SHARE = 8
 """Where the ceiling has no room for keys and values, it may have for 1/8 of them, and flash for the
@@ -258,9 +262,8 @@ def make_plan(
     is_whole = _reads_layers_whole(contexts_of(options), union_tokens, select)
     ring = STEP_RING if is_whole else PROMPT_RING
     shape = grown_shape(spec, sizes, options, union_tokens, spare_bytes)
-    if options.device is None:  # which has room for blocks of the smallest size
-        shape = shape.with_larger_blocks(spec, sizes.stride, spare_bytes, ring)
-        ring = ring.with_blocks(shape.bundles // least.bundles)
+    shape = _in_larger_blocks(spec, sizes, options, shape, spare_bytes, ring)
+    ring = ring.in_larger_blocks(shape.bundles // least.bundles)
     split["prefill"] += _prefill_bytes(spec, sizes, options, shape)
     split["prefill"] -= _prefill_bytes(spec, sizes, options, least)
     activity, bundles = sizes.activity, shape.bundles
@@ -523,22 +526,55 @@ def grown_shape(
     if options.chunk_tokens is not None:
         return least
     share = _step_share(spec, options, union_tokens)
-    if share is None:
+    if share is None or options.device is not None:  # which has room for a usual chunk
         return least.grown(spec, spare_bytes)
+    if options.slot_memory is not None:
+        spare_bytes = max(spare_bytes - options.slot_memory, 0)
     weight_bytes = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
-    rows = RowsInBlock(contexts_of(options), context_of(spec, options), weight_bytes, share)
-    return least.grown_for_rows(spec, spare_bytes, rows)
+    block = RowsRead(contexts_of(options), context_of(spec, options), weight_bytes, share)
+    return least.grown_for_rows(spec, spare_bytes, block)
 
 
 def _step_share(spec: ModelSpec, options: ModelOptions, union_tokens: int) -> float | None:
     """How much of the layers a step of a block reads; None where slots decide that."""
     rows, select = contexts_of(options), options.select
     assert select is not None
-    if rows > 1 and spec.experts is not None:
+    if rows == 1:
+        return None
+    if spec.experts is not None:
         # As if rows chose independently of each other.
         return 1 - (1 - spec.experts.per_token / spec.experts.n_experts) ** rows
-    is_whole = _reads_layers_whole(rows, union_tokens, select) or (rows > 1 and select == "all")
+    is_whole = select == "all" or _reads_layers_whole(rows, union_tokens, select)
     return 1.0 if is_whole else None
+
+
+def _in_larger_blocks(
+    spec: ModelSpec,
+    sizes: Sizes,
+    options: ModelOptions,
+    shape: PrefillShape,
+    spare_bytes: int,
+    ring: RingLimits,
+) -> PrefillShape:
+    """The shape with blocks of which the ring has enough, and each layer's slots could lend one.
+
+    Experts are multiplied one by one, and gain nothing; what is pinned or on a device is moved in
+    blocks of the least size.
+    """
+    if options.select not in LENDING or options.device is not None or spec.experts is not None:
+        return shape
+    least_bytes = _prefill_bytes(spec, sizes, options, least_shape(spec, sizes, options))
+    larger = shape
+    for candidate in shape.larger_blocks():
+        left_bytes = spare_bytes + least_bytes - _prefill_bytes(spec, sizes, options, candidate)
+        times, block_bytes = candidate.bundles // shape.bundles, candidate.bundles * sizes.stride
+        of_layer = left_bytes // sizes.stride // spec.bundled_layers
+        if candidate.bundles > min(of_layer, spec.bundles_per_layer):
+            break
+        if ring.in_larger_blocks(times).blocks(left_bytes, block_bytes) < _ENOUGH_BLOCKS:
+            break
+        larger = candidate
+    return larger
 
 
 def checksum_bytes(spec: ModelSpec, verify: Verify) -> int:

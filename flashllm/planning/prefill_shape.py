@@ -1,15 +1,18 @@
 """Sizes of the pieces in which prompts are computed. Pure arithmetic.
 
-A prompt's block follows from the model's shape alone. Products round alike in any chunk
-(`model.products`), so a larger ceiling has larger chunks, of which each reads the layers once.
+The least follow from the model's shape alone. Products round alike in any chunk and in blocks of
+any size (`model.products`), so a larger ceiling has larger ones: each chunk reads the layers once,
+and each block costs a fixed time beside its products.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashllm.planning.slot_allocation import LEAST_BLOCKS, RingLimits
+from flashllm.planning.slot_allocation import LEAST_BLOCKS
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 from flashllm.weight_cache.blocks import summation_ids
@@ -21,23 +24,22 @@ _BLOCK_BYTES = 4 * MIB
 _SCORE_BYTES = 2 * MIB
 """Scores of a chunk's attention, in all threads together; `kScoreBytes` of the core."""
 LARGEST_CHUNK = 512
+"""The most tokens that a prompt's chunk grows to by itself."""
 _LARGEST_CHUNK_OF_ROWS = 2048
+"""The same of a block of rows."""
 _CHUNK_SHARE = 16
 """A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
 fast an answer is, and their last few per cent hardly do."""
 _CHUNK_SHARE_OF_ROWS = 2
 """The same of a block of rows, whose chunk is as large as reads the least: what is left is for the
 ring, which keeps the disk busy."""
-_BLOCKS_OF_RING = 5
-"""A block may be larger as long as the ring has so many: each costs a fixed time beside its
-products, and what is read ahead is the ring without the block that is computed."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowsInBlock:
+class RowsRead:
     """What says how much a block of rows reads."""
 
-    count: int
+    rows: int
     context: int
     """Tokens of each."""
     weight_bytes: int
@@ -48,16 +50,17 @@ class RowsInBlock:
 
 @dataclass(frozen=True, slots=True)
 class PrefillShape:
-    """Sizes of the pieces in which a prompt is computed, from the model's shape alone."""
+    """Sizes of the pieces in which a prompt is computed."""
 
     tokens: int
     """Tokens that go through the model together."""
     bundles: int
-    """Bundles of a block, which is read as one: whole blocks of summation, 4 MiB or more."""
+    """Bundles of a block, which is read as one: whole blocks of summation, about 4 MiB, or two or
+    four times as many."""
 
     @classmethod
     def of(cls, spec: ModelSpec, stride: int) -> PrefillShape:
-        """The shape for a model whose bundles lie `stride` bytes apart."""
+        """The least that a model's shape asks for, whose bundles lie `stride` bytes apart."""
         tokens = 64
         while tokens < LARGEST_CHUNK and 2 * tokens * spec.d_model * 4 <= _ACTIVATION_BYTES:
             tokens *= 2
@@ -82,19 +85,10 @@ class PrefillShape:
         """The same, for chunks of `tokens`."""
         return dataclasses.replace(self, tokens=tokens)
 
-    def with_larger_blocks(
-        self, spec: ModelSpec, stride: int, spare_bytes: int, ring: RingLimits
-    ) -> PrefillShape:
-        """The same, with blocks of which the ring in `spare_bytes` beyond this one has enough.
-
-        Of experts, which are multiplied one by one, it would gain nothing.
-        """
-        bundles, most = self.bundles, ring.bytes(spare_bytes, self.bundles * stride)
-        if spec.experts is None:
-            most_bundles = min(most // (_BLOCKS_OF_RING * stride), spec.bundles_per_layer)
-            while 2 * bundles <= most_bundles:
-                bundles *= 2
-        return dataclasses.replace(self, bundles=bundles)
+    def larger_blocks(self) -> Iterator[PrefillShape]:
+        """The same with blocks of twice the size, and of four times."""
+        for times in (2, 4):
+            yield dataclasses.replace(self, bundles=times * self.bundles)
 
     def grown(self, spec: ModelSpec, spare_bytes: int) -> PrefillShape:
         """With as large a chunk as a part of `spare_bytes` beyond this one has room for."""
@@ -105,15 +99,15 @@ class PrefillShape:
             tokens *= 2
         return self.with_tokens(tokens)
 
-    def grown_for_rows(self, spec: ModelSpec, spare_bytes: int, rows: RowsInBlock) -> PrefillShape:
+    def grown_for_rows(self, spec: ModelSpec, spare_bytes: int, block: RowsRead) -> PrefillShape:
         """The same, or with the larger chunk with which a block of rows reads the least bytes."""
         shape = best = self.grown(spec, spare_bytes)
-        least_bytes = self._bytes_read(spec, spare_bytes, rows, best.tokens)
-        while 2 * shape.tokens <= min(_LARGEST_CHUNK_OF_ROWS, rows.count * rows.context):
+        least_bytes = self._bytes_read(spec, spare_bytes, block, best.tokens)
+        while 2 * shape.tokens <= _LARGEST_CHUNK_OF_ROWS:
             shape = shape.with_tokens(2 * shape.tokens)
             if self._grown_bytes(spec, shape.tokens) > spare_bytes // _CHUNK_SHARE_OF_ROWS:
                 break
-            bytes_read = self._bytes_read(spec, spare_bytes, rows, shape.tokens)
+            bytes_read = self._bytes_read(spec, spare_bytes, block, shape.tokens)
             if bytes_read < least_bytes:
                 best, least_bytes = shape, bytes_read
         return best
@@ -121,13 +115,12 @@ class PrefillShape:
     def _grown_bytes(self, spec: ModelSpec, tokens: int) -> int:
         return (tokens - self.tokens) * self.token_bytes(spec)
 
-    def _bytes_read(
-        self, spec: ModelSpec, spare_bytes: int, rows: RowsInBlock, tokens: int
-    ) -> float:
+    def _bytes_read(self, spec: ModelSpec, spare_bytes: int, block: RowsRead, tokens: int) -> float:
         """Of contexts of which a half are prompts, with chunks of `tokens`; slots take the rest."""
         slot_bytes = spare_bytes - self._grown_bytes(spec, tokens)
-        prompts, steps = rows.count * rows.context / 2 / tokens, rows.context / 2
-        return (prompts + steps * rows.step_share) * max(rows.weight_bytes - slot_bytes, 0)
+        # Prompts of half a chunk read the layers as often as those of a whole one.
+        chunks, steps = math.ceil(block.rows * block.context / 2 / tokens), block.context / 2
+        return (chunks + steps * block.step_share) * max(block.weight_bytes - slot_bytes, 0)
 
     def token_bytes(self, spec: ModelSpec) -> int:
         """Activations of one token of a chunk, or of one context of a block's step."""

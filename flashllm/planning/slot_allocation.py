@@ -88,7 +88,7 @@ SLACK = 1.1
 """Slots beyond what the calibration text needed, since other texts may need a little more."""
 LEAST_BLOCKS = 2
 """The smallest ring: one block is computed while the other is read."""
-_LENDING = ("predicted", "gate", "router")
+LENDING = ("predicted", "gate", "router")
 """Selectors with which decoding reads no layer whole, and so needs no ring."""
 
 
@@ -100,20 +100,20 @@ class RingLimits:
     share: int
     """At most 1/`share` of the slot bytes may become extra blocks of the ring."""
 
-    def bytes(self, spare_bytes: int, block_bytes: int) -> int:
-        """The most that blocks of so many bytes may take of so many that are left."""
-        return min(spare_bytes // self.share, self.most_blocks * block_bytes)
+    def blocks(self, spare_bytes: int, block_bytes: int) -> int:
+        """Blocks of the ring; `spare_bytes` is what remains beyond the smallest one."""
+        return min(LEAST_BLOCKS + spare_bytes // self.share // block_bytes, self.most_blocks)
 
-    def with_blocks(self, times: int) -> RingLimits:
-        """As many bytes, in blocks that are so many times as large."""
+    def in_larger_blocks(self, times: int) -> RingLimits:
+        """The same memory, in blocks that are so many times as large."""
         return RingLimits(self.most_blocks // times, self.share)
 
 
 PROMPT_RING = RingLimits(24, 12)
 """So many blocks keep the disk busy while a prompt's attention is computed."""
-STEP_RING = RingLimits(48, 4)
+STEP_RING = RingLimits(48, 1)
 """The same of steps of many rows, of which each reads the layers: what is read while attention is
-computed need not be waited for, and is more than slots would save (docs/log/)."""
+computed need not be waited for, and is more than slots would save, all of them (docs/log/)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,11 @@ class SlotAllocator:
         """Allocates `spare_bytes` up to `slots_most`; a ring of `LEAST_BLOCKS` is paid for."""
         least_bytes = self.spec.bundled_layers * least_slots(self.spec, self.select) * self.stride
         # What the least slots take is not left over: at the smallest ceiling nothing is.
-        blocks = _ring_blocks(
-            spare_bytes - least_bytes, self.block_bundles * self.stride, self.ring
-        )
+        blocks = self._ring_blocks(spare_bytes, least_bytes)
         slots = spare_bytes // self.stride
         left = self._slots_left(slots, blocks)
         is_limited = left < self._room(slots, blocks)
-        if self.select not in _LENDING or is_limited or not self._are_short(left):
+        if self.select not in LENDING or is_limited or not self._are_short(left):
             return self._allocation(slots, blocks, blocks)
         allocation = self._allocation(slots, LEAST_BLOCKS, blocks)
         if allocation.own_blocks + sum(allocation.lent_blocks) < blocks:
@@ -165,6 +163,16 @@ class SlotAllocator:
             own_blocks = blocks - sum(allocation.lent_blocks)
             allocation = self._allocation(slots, own_blocks, blocks)
         return allocation
+
+    def _ring_blocks(self, spare_bytes: int, least_bytes: int) -> int:
+        block_bytes = self.block_bundles * self.stride
+        blocks = self.ring.blocks(spare_bytes - least_bytes, block_bytes)
+        if self.slots_most is None:
+            return blocks
+        # Slots that were asked for come first, but for the part that a prompt's ring may take.
+        least = PROMPT_RING.blocks(spare_bytes - least_bytes, block_bytes)
+        left_bytes = spare_bytes - max(self.slots_most * self.stride, least_bytes)
+        return min(blocks, max(least, LEAST_BLOCKS + left_bytes // block_bytes))
 
     def _slots_left(self, slots: int, own_blocks: int) -> int:
         """Slots that remain of `slots` when the ring has `own_blocks` blocks of its own."""
@@ -272,11 +280,6 @@ def lend(slots: Sequence[int], block: int, least: int, count: int) -> list[int]:
         heapq.heapreplace(left, (n + block, layer))
         lent[layer] += 1
     return lent
-
-
-def _ring_blocks(spare_bytes: int, block_bytes: int, ring: RingLimits) -> int:
-    """Blocks of the ring; `spare_bytes` is what remains beyond the smallest one."""
-    return min(LEAST_BLOCKS + spare_bytes // ring.share // block_bytes, ring.most_blocks)
 
 
 def _fit(wanted: list[int], affordable: int, least: int) -> list[int]:

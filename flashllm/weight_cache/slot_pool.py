@@ -30,8 +30,8 @@ from flashllm.weight_cache.policies import Uses, make_policies
 from flashllm.weight_cache.pool import ReadCounts, Round
 from flashllm.weight_cache.rounds import split_rounds
 
-_ENOUGH_BLOCKS = 8
-"""Of 4 MiB, which are 64 reads: twice as many as there are in flight by default."""
+_ENOUGH_BYTES = 32 << 20
+"""Of a ring, which are 64 reads: twice as many as there are in flight by default."""
 _NEARLY_FULL = 8
 """At most 1/8 of the slots are free: a prompt's ring borrows up to 1/12 of them."""
 
@@ -188,7 +188,7 @@ class SlotPool:
         if any(self._lent_bytes) and not self._is_lent and self._spare is None:
             block_bytes = self._stream.block_bytes
             blocks = min(sum(self._lent_bytes), spare_bytes) // block_bytes
-            if blocks >= _ENOUGH_BLOCKS or spare_bytes >= sum(self._lent_bytes):
+            if blocks * block_bytes >= _ENOUGH_BYTES or spare_bytes >= sum(self._lent_bytes):
                 self._spare = core.Buffer(blocks * block_bytes)
                 places = range(0, blocks * block_bytes, block_bytes)
                 self._stream.borrow(self._spare, places)

@@ -1,12 +1,15 @@
 """The chunk of a block of rows: as large as reads the least, within its part of the memory."""
 
 import dataclasses
+import math
 
 import pytest
+from flashllm.convert.families.known_shapes import describe_shape
 
 from flashllm.options import ModelOptions
 from flashllm.planning.plan import Sizes, make_plan, smallest_ceiling
 from flashllm.planning.prefill_shape import PrefillShape
+from flashllm.planning.shape_estimate import sizes_of_shape
 from flashllm.units import MIB
 from tests.support.specs import SPEC
 
@@ -32,7 +35,7 @@ def bytes_read(tokens: int, rows: int, context: int, spare_bytes: int) -> float:
     shape = PrefillShape.of(WIDE, SIZES.stride)
     slot_bytes = spare_bytes - (tokens - shape.tokens) * shape.token_bytes(WIDE)
     each = max(WEIGHT_BYTES - slot_bytes, 0)
-    return each * (rows * context / 2 / tokens + context / 2)
+    return each * (math.ceil(rows * context / 2 / tokens) + context / 2)
 
 
 @pytest.mark.parametrize("spare_mib", [300, 600, 1000, 1800])
@@ -51,9 +54,27 @@ def test_of_long_answers_to_few_rows_chunks_stay_small() -> None:
     assert chunk(ROWS.having(contexts=1, context=64), 1800 * MIB) <= 512
 
 
-def test_a_chunk_has_no_more_tokens_than_all_rows() -> None:
+def test_a_chunk_has_no_more_tokens_than_prompts_have() -> None:
     assert chunk(ROWS.having(contexts=4, context=64), 1800 * MIB) <= 512
-    assert chunk(ROWS.having(chunk_tokens=64), 1800 * MIB) == 64
+    assert chunk(ROWS.having(contexts=32, context=64), 4000 * MIB) <= 1024
+    assert chunk(ROWS.having(contexts=32, context=64, chunk_tokens=64), 1800 * MIB) == 64
+
+
+def test_a_chunk_takes_nothing_from_slots_that_were_asked_for() -> None:
+    spare_bytes = 1000 * MIB
+    asked = ROWS.having(slot_memory=spare_bytes)
+    assert chunk(ROWS, spare_bytes) > chunk(asked, spare_bytes) == 128
+    assert chunk(ROWS.having(slot_memory=spare_bytes // 4), spare_bytes) > 128
+
+
+def test_rows_of_experts_have_larger_chunks_too() -> None:
+    spec = describe_shape("qwen3-30b-a3b")
+    sizes = sizes_of_shape(spec, 35 * MIB)
+    options = ModelOptions(select="router", context=288, memory=8 << 30)
+    one, rows = (make_plan(spec, sizes, options.having(contexts=n)) for n in (1, 32))
+    assert one.prefill.tokens == 512
+    assert rows.prefill.tokens > 512
+    assert sum(rows.split.values()) <= rows.ceiling_bytes
 
 
 def test_where_all_weights_have_room_nothing_is_read() -> None:

@@ -85,10 +85,24 @@ def test_steps_that_read_layers_whole_are_read_further_ahead() -> None:
     steps = dataclasses.replace(prompt, ring=STEP_RING)
     found, longer = prompt.allocate(slots * STRIDE), steps.allocate(slots * STRIDE)
     spare = slots - SPEC.n_layers * 64
-    assert ring(longer) == LEAST_BLOCKS + spare // STEP_RING.share // BLOCK > ring(found)
-    assert sum(longer.slots) == sum(found.slots), "the others are lent"
+    # Slots lend whole blocks; what is left of each layer's is too little for one more.
+    most = LEAST_BLOCKS + spare // BLOCK
+    assert most - SPEC.n_layers <= ring(longer) <= most
+    assert ring(longer) > 4 * ring(found)
+    assert sum(longer.slots) + (longer.own_blocks - LEAST_BLOCKS) * BLOCK <= slots
+    assert longer.own_blocks <= LEAST_BLOCKS + SPEC.n_layers
     single = dataclasses.replace(steps, block_bundles=1).allocate(slots * STRIDE)
     assert ring(single) == STEP_RING.most_blocks > PROMPT_RING.most_blocks
+
+
+def test_slots_that_are_asked_for_come_before_a_long_ring() -> None:
+    slots = EVERYTHING - 10 * BLOCK
+    steps = dataclasses.replace(allocator(), ring=STEP_RING, slots_most=slots // 2)
+    prompt = dataclasses.replace(steps, ring=PROMPT_RING)
+    for memory in (slots // 2 + BLOCK, slots * 3 // 4, slots):
+        found, least = (one.allocate(memory * STRIDE) for one in (steps, prompt))
+        assert sum(found.slots) >= min(sum(least.slots), slots // 2 - BLOCK)
+        assert ring(found) >= ring(least)
 
 
 def test_only_a_block_of_many_rows_asks_for_that() -> None:

@@ -255,7 +255,7 @@ class StoreModel:
         options = scenario.options.having(context=self._context, contexts=rows)
         assert options.select is not None
         scattered = scattered_share(sizes.stride, self._threads, self._profile)
-        union_tokens = union_tokens_of(spec, sizes.activity, options.select, scattered)
+        union_tokens = union_tokens_of(spec, scenario.activity, options.select, scattered)
         return grown_shape(spec, sizes, options, union_tokens, spare_bytes).tokens
 
     def _fixed_bytes(self, block: Block) -> float:

@@ -17,7 +17,7 @@ namespace flash_core {
 namespace {
 
 // Of a part: so many queries share each key, as far as their scores fit into the second cache. All
-// threads together have kScoreBytes, which the plan knows (planning/plan.py).
+// threads together have kScoreBytes, which the plan knows (planning/prefill_shape.py).
 constexpr size_t kMostVectors = 64;
 constexpr size_t kScoreBytes = 2 << 20;
 
