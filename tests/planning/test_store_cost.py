@@ -134,6 +134,28 @@ def test_tokens_of_selected_prompts_are_multiplied_with_their_own_neurons() -> N
     assert share / rows < 1 / 1e11, "or both are the same"
 
 
+def test_predictors_are_multiplied_with_all_rows_together() -> None:
+    """From memory once, until products take longer; measured as what there is beyond none."""
+    model = store_model("opt-6.7b")
+    profile, sizes = model.scenario.profile, model.scenario.sizes
+    assert profile is not None
+    narrow, one, many = sizes.predictor_dtype, 1e10, 1e11
+    kernels = RATES.kernel_bytes_per_second | {narrow: one, f"{narrow} chunk": many}
+    rates = dataclasses.replace(RATES, kernel_bytes_per_second=kernels)
+    scenario = dataclasses.replace(
+        model.scenario, profile=dataclasses.replace(profile, rates=rates)
+    )
+    for rows in (1, 4, 64):
+        with_, without = (
+            dataclasses.replace(model, scenario=dataclasses.replace(scenario, sizes=each))
+            for each in (sizes, dataclasses.replace(sizes, predictors=0))
+        )
+        found = parts(with_.cost(Block(rows, 1)), DRAM)["products"]
+        found -= parts(without.cost(Block(rows, 1)), DRAM)["products"]
+        expected = max(sizes.predictors / one, sizes.predictors * rows / many)
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_sparse_model_reads_what_any_row_needs() -> None:
     """Less than all neurons for few rows, all of them for many, whose rows are independent."""
     model = store_model("opt-6.7b")

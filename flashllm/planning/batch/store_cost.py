@@ -89,7 +89,10 @@ class StoreModel:
         profile, spec = self.scenario.profile, self.scenario.spec
         encodings = Encodings.of(spec, self.scenario.sizes.predictor_dtype)
         rates = None if profile is None else profile.rates
-        chunks = {CHUNK.format(dtype) for dtype in (spec.dtype, spec.matrix_dtype)}
+        multiplied: set[str] = {spec.dtype, spec.matrix_dtype}
+        if self.scenario.options.select == "predicted":
+            multiplied.add(self.scenario.sizes.predictor_dtype)
+        chunks = {CHUNK.format(dtype) for dtype in multiplied}
         if rates is None or not (
             rates_suffice(rates, encodings) and chunks <= rates.kernel_bytes_per_second.keys()
         ):
@@ -282,14 +285,10 @@ class StoreModel:
     def _products_seconds(self, rows: int) -> float:
         """Of one layer's products for a token of each of `rows`, which are computed together."""
         spec, rates, resident = self.scenario.spec, self._rates, self._resident
-        whole, dtype = spec.matrix_dtype, spec.dtype
-        matrices = resident.attention + resident.gate
+        dtype, ffn = spec.dtype, self._ffn_bytes
+        beside = self._matrix_seconds(resident.attention + resident.gate, spec.matrix_dtype, rows)
         narrow = self.scenario.sizes.predictor_dtype
-        predictors = rows * resident.predictors / rates.kernel_bytes_per_second[narrow]
-        beside = max(
-            matrices / rates.kernel_bytes_per_second[whole], matrices * rows / self._chunk(whole)
-        )
-        ffn = self._ffn_bytes
+        predictors = self._matrix_seconds(resident.predictors, narrow, rows)
         read = ffn * self._used_share(rows) / rates.rows_bytes_per_second[dtype]
         # All rows with what any of them needs, or each with its own: `model.neuron_slices`.
         tiles = ffn * self._used_share(rows) * rows / self._chunk(dtype)
@@ -301,9 +300,15 @@ class StoreModel:
     def _head_seconds(self, block: Block) -> float:
         """Of the logits of one token of each row, and what a token costs besides."""
         dtype, head = self.scenario.spec.matrix_dtype, self._resident.head
-        once = head / self._rates.kernel_bytes_per_second[dtype]
-        batch = max(once, head * block.batch_rows / self._chunk(dtype))
+        batch = self._matrix_seconds(head, dtype, block.batch_rows)
         return block.batches * (batch + self._rates.token_overhead_ns / 1e9)
+
+    def _matrix_seconds(self, nbytes: float, dtype: str, rows: int) -> float:
+        """Of matrices times a vector of each row: from memory once, or as many products."""
+        if not nbytes:
+            return 0.0
+        once = nbytes / self._rates.kernel_bytes_per_second[dtype]
+        return max(once, nbytes * rows / self._chunk(dtype))
 
     def _chunk(self, dtype: str) -> float:
         return self._rates.kernel_bytes_per_second[CHUNK.format(dtype)]
