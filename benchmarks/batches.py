@@ -10,7 +10,9 @@ of the answers, over the time of prompts and answers, without that of opening. W
 also given for as many rows as the blocks had, marked "extrapolated".
 
 The bound of a run is the larger of two times: its products at the rate of chunks of prompts, and
-the bytes that it read at that of reads in order, both measured in the same run.
+the bytes that it read at that of reads in order, both measured in the same run. A token is
+multiplied with as many neurons as are recorded of the model, or else with as many as it selected
+where rows went one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import argparse
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,7 @@ from flashllm.options import DEFAULT_KV_DTYPE, KV_DTYPES
 from flashllm.planning.model_facts import choose_selector, recorded_activity
 from flashllm.settings.values import parse_positive, parse_size
 from flashllm.spec import ModelSpec
+from flashllm.telemetry.costs import ratio
 from flashllm.units import format_bytes
 
 NAME = "batches"
@@ -72,6 +75,8 @@ class Run:
     seconds: float = 0.0
     bytes_read: float | None = None
     bound_seconds: float | None = None
+    used_share: float | None = None
+    """Of all bundles, how many a token is multiplied with."""
     problem: str = ""
 
     @property
@@ -158,11 +163,14 @@ def measured(
     many = write_rows(folder / "many.jsonl", prompts[: options.rows], case.new_tokens)
     flags = ["--profile", str(profile_file), "-n", str(case.new_tokens)]
     flags += ["--kv-dtype", options.kv_dtype]
-    yield ours(options, manifest, case, few, ["--block", "1", *flags], ONE_BY_ONE, profile)
+    alone = ours(options, manifest, case, few, ["--block", "1", *flags], ONE_BY_ONE, profile)
+    yield alone
     if options.checkpoint is not None:
         yield accelerate(options, spec, case, prompts[: options.few], folder)
     how = ["--policy", options.policy] if options.policy else ["--block", options.block]
-    yield ours(options, manifest, case, many, [*how, *flags], BLOCKS, profile)
+    yield ours(
+        options, manifest, case, many, [*how, *flags], BLOCKS, profile, alone.used_share
+    )  # fmt: skip
 
 
 def ours(
@@ -173,21 +181,24 @@ def ours(
     flags: list[str],
     name: str,
     profile: Profile,
+    used: float | None = None,
 ) -> Run:
-    """A run of `flashllm batch`, cold: the page cache is dropped before."""
+    """A run of `flashllm batch`, cold: the page cache is dropped before.
+
+    A token is multiplied with the share `used` of all bundles, by default with that of this run.
+    """
     drop_page_cache(model_files(options.model, manifest))
     count, how = len(rows.read_text("utf-8").splitlines()), " ".join(flags[:2])
     try:
         report = run_batch(options.model, rows, case, flags, options.memory)
     except FlashllmError as error:
         return Run(name, how, count, case, problem=str(error))
-    bound = BatchBound.of(
-        manifest.spec, stride_of(options.model), profile, report, used_share(options.model)
-    )
+    used = used_share(options.model, report["decode"]) if used is None else used
+    bound = BatchBound.of(manifest.spec, stride_of(options.model), profile, report, used)
     tokens = report["completion_tokens"]
     return Run(
         name, how, count, case, tokens, report["seconds"], report["bytes_per_token"] * tokens,
-        bound.seconds,
+        bound.seconds, used,
     )  # fmt: skip
 
 
@@ -197,14 +208,20 @@ def stride_of(model: Path) -> int:
         return store.header.stride
 
 
-def used_share(model: Path) -> float:
-    """Share of all bundles that a token goes through, as it was recorded."""
+def used_share(model: Path, decode: Mapping[str, Any]) -> float:
+    """Share of all bundles that a token is multiplied with: as it was recorded of the model.
+
+    Without a recording it is the share that tokens selected which were decoded one at a time.
+    """
     with Store(model) as store:
         spec, select = store.spec, choose_selector(store, None)
         activity = recorded_activity(store, select)
-    if activity is None or select == "all":
+    if activity is not None:
+        return activity.used_share(spec.bundles_per_layer)
+    if select == "all" or spec.experts:
         return spec.multiplied_share
-    return activity.used_share(spec.bundles_per_layer)
+    bundles = spec.bundled_layers * spec.bundles_per_layer
+    return ratio(decode["hits"] + decode["misses"], decode["tokens"] * bundles)
 
 
 def accelerate(

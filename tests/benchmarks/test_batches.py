@@ -16,7 +16,9 @@ from benchmarks.batch_policies import table as policies_table
 from benchmarks.batch_report import Measured, draw
 from benchmarks.batch_runs import BatchBound, Case, parse_case, random_prompts, write_rows
 from benchmarks.batches import ACCELERATE, BLOCKS, ONE_BY_ONE, Run
+from flashllm.flash.store import Store
 from flashllm.planning.cost_model import CHUNK
+from flashllm.planning.model_facts import recorded_activity
 from tests.support.profiles import RATES, law
 
 CASE = Case(256, 32)
@@ -52,6 +54,19 @@ def test_the_bound_is_the_larger_of_products_and_reads() -> None:
     rate = RATES.kernel_bytes_per_second[CHUNK.format("f16")]
     assert bound.product_seconds == pytest.approx((100 * weights + 10 * head) / rate, rel=0.01)
     assert bound.seconds == max(bound.disk_seconds, bound.product_seconds)
+
+
+def test_a_token_uses_what_was_recorded_or_else_what_it_selected(
+    sparse_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = {"hits": 9, "misses": 3, "tokens": 4}
+    with Store(sparse_model) as store:
+        neurons, layers = store.spec.bundles_per_layer, store.spec.bundled_layers
+        activity = recorded_activity(store, "predicted")
+    assert activity is not None
+    assert batches.used_share(sparse_model, decode) == activity.used_share(neurons)
+    monkeypatch.setattr(batches, "recorded_activity", lambda *_: None)
+    assert batches.used_share(sparse_model, decode) == 3 / (neurons * layers)
 
 
 def test_settings_have_each_pair_and_full_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
