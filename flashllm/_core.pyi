@@ -354,6 +354,26 @@ class Kernels:
         `sinks` [heads] are scores of no position: they take their share, and bring no value.
         """
 
+    def attend_each(
+        self,
+        query: NDArray[np.float32],
+        keys: Sequence[NDArray[np.uint8]],
+        values: Sequence[NDArray[np.uint8]],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        ends: NDArray[np.int64],
+        window: int,
+        scale: float,
+        out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`attend` of a token of each of several contexts, out [contexts, heads * columns].
+
+        Keys and values of each are as of `attend`; it sees the last `window` of its ends[i]
+        positions, or all of them where `window` is 0.
+        """
+
     def attend_many(
         self,
         query: NDArray[np.float32],
@@ -424,6 +444,21 @@ class Kernels:
         """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on.
 
         ValueError for a NaN or an infinity, OverflowError for what the encoding cannot hold.
+        """
+
+    def write_head_rows_each(
+        self,
+        values: NDArray[np.float32],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        positions: NDArray[np.int64],
+        caches: Sequence[NDArray[np.uint8]],
+    ) -> None:
+        """`write_head_rows` of a token [kv_heads * columns] of each of several contexts.
+
+        Row i of `values` [contexts, kv_heads * columns] becomes position positions[i] of caches[i];
+        no cache is there twice.
         """
 
     def encode_rows(

@@ -1,8 +1,8 @@
 """Keys and values of one context, encoded, in memory that is allocated once.
 
-Attention uses `append` and `attend` only, so that another cache may keep its rows elsewhere, as
-`paged` does. Rows lie as [layers, keys or values, kv_heads, context, row]: one head of a layer
-reads one contiguous range of memory.
+Attention uses `append` and `attend` only, or `attend_each` for tokens of several contexts, so that
+another cache may keep its rows elsewhere, as `paged` does. Rows lie as [layers, keys or values,
+kv_heads, context, row]: one head of a layer reads one contiguous range of memory.
 
 Every token sees encoded keys and values, also those of its own chunk, so it does not matter where a
 prompt is cut.
@@ -101,6 +101,38 @@ class KvCache(SeesEverything):
         else:
             self._kernels.attend_many(queries, *cache, tokens, end, window, *rest)
         return out
+
+    def is_in_dram(self, layer: int) -> bool:
+        """Whether a layer's rows are not on a device."""
+        return layer >= self._device_layers
+
+    def pieces(self, layer: int) -> Sequence[NDArray[np.uint8]]:
+        """Encoded keys and values of a layer, each [kv_heads, context, row] in bytes."""
+        return self._layers[layer]
+
+    def attend_each(
+        self,
+        others: Sequence[KvCache],
+        layer: int,
+        rows: Sequence[NDArray[np.float32]],
+        window: int,
+        scale: float,
+        sinks: Floats | None,
+        out: Floats,
+    ) -> None:
+        """`append` and `attend` of a token of this context and of one of each of `others`.
+
+        `rows` are keys, values and queries, a row for each context, and `out` is as the queries
+        are; the layer is in DRAM. The bits are those of each by itself.
+        """
+        caches = [self, *others]
+        assert all(cache.length < cache.context for cache in caches)
+        lengths = np.array([cache.length for cache in caches], np.int64)
+        keys, values = ([cache.pieces(layer)[kind] for cache in caches] for kind in range(2))
+        self._writer.write_each(layer, "key", rows[0], lengths, keys)
+        self._writer.write_each(layer, "value", rows[1], lengths, values)
+        cached = keys, values, self.dtype, self._columns, self._heads
+        self._kernels.attend_each(rows[2], *cached, lengths + 1, window, scale, out, sinks)
 
     def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
         """[keys or values, kv_heads, positions, bytes of a row]: a view, or a device's copy."""

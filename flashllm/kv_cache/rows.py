@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,18 +40,39 @@ class RowWriter:
         `name` is key or value. `ModelError` for NaN, infinity, or what the encoding cannot hold.
         """
         floats = in_order(rows)
-        try:
+        with _named(layer, name, self.dtype):
             self.kernels.write_head_rows(
                 floats, self.dtype, self.columns, self.kv_heads, position, cache
             )
-        except OverflowError as error:
-            raise ModelError(
-                f"layer {layer}: a {name} of attention is too large for the cache's encoding,"
-                f" {self.dtype} ({error}); use --kv-dtype f32"
-            ) from error
-        except ValueError as error:
-            raise ModelError(
-                f"layer {layer}: a {name} of attention is no number, since what the model"
-                " computes overflows f32; its weights are damaged, or its activation is not the"
-                " one it was trained with"
-            ) from error
+
+    def write_each(
+        self,
+        layer: int,
+        name: str,
+        rows: Floats,
+        positions: NDArray[np.int64],
+        caches: Sequence[NDArray[np.uint8]],
+    ) -> None:
+        """The same of a token of each of several contexts, rows [contexts, kv_heads * columns]."""
+        with _named(layer, name, self.dtype):
+            self.kernels.write_head_rows_each(
+                rows, self.dtype, self.columns, self.kv_heads, positions, caches
+            )
+
+
+@contextlib.contextmanager
+def _named(layer: int, name: str, dtype: KvDType) -> Iterator[None]:
+    """What cannot be written is a `ModelError` that says where."""
+    try:
+        yield
+    except OverflowError as error:
+        raise ModelError(
+            f"layer {layer}: a {name} of attention is too large for the cache's encoding,"
+            f" {dtype} ({error}); use --kv-dtype f32"
+        ) from error
+    except ValueError as error:
+        raise ModelError(
+            f"layer {layer}: a {name} of attention is no number, since what the model"
+            " computes overflows f32; its weights are damaged, or its activation is not the"
+            " one it was trained with"
+        ) from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashllm import core
+from flashllm.kv_cache.dram import KvCache
 from flashllm.kv_cache.protocol import KeysValues
+from flashllm.kv_cache.rows import in_order
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.rope import Rotation
@@ -65,31 +68,62 @@ class Attention:
         one before it is computed; `next_window` is the window of the next layer, None if this is
         the last one.
         """
-        query = self.queries(x, rotation)
-        key = self._placed(self.key(x), self.key_norm, rotation)
-        value, first = self._heads(self.value(x)), 0
-        width = query.shape[0] * self.head_dim
+        heads = (
+            self._placed(self.key(x), self.key_norm, rotation),
+            self._heads(self.value(x)),
+            self.queries(x, rotation),
+        )
+        width = heads[2].shape[0] * self.head_dim
         # One span's is the array that its cache gives.
         mixed: Floats | None = LARGE_ARRAYS.empty(len(x), width) if len(spans) > 1 else None
-        for number, span in enumerate(spans):
-            if number + 1 < len(spans):
-                spans[number + 1].cache.expect(layer, self.window)
+        firsts = [0, *itertools.accumulate(span.tokens for span in spans)]
+        together = _together(spans, layer)
+        if together:
+            assert mixed is not None
+            self._attend_each(
+                spans[together.start : together.stop], layer, heads, firsts[together.start], mixed
+            )
+        others = [number for number in range(len(spans)) if number not in together]
+        for number, later in itertools.zip_longest(others, others[1:]):
+            span = spans[number]
+            if later is not None:
+                spans[later].cache.expect(layer, self.window)
             elif next_window is not None:
                 spans[0].cache.expect(layer + 1, next_window)
-            own = slice(first, first + span.tokens)
-            span.cache.append(layer, key[:, own], value[:, own])
-            seen = query[:, own].swapaxes(0, 1)
+            own = slice(firsts[number], firsts[number + 1])
+            key, value, query = (of_all[:, own] for of_all in heads)
             cache = span.cache
+            cache.append(layer, key, value)
             attend = cache.attend_decoded if span.is_decoded else cache.attend
+            seen = query.swapaxes(0, 1)
             attended = attend(layer, seen, self.window, self.scale, self.sinks)
             attended = attended.reshape(span.tokens, width)
             if mixed is None:
                 mixed = attended
             else:
                 mixed[own] = attended
-            first += span.tokens
         assert mixed is not None, "there is a token"
         return self.output(mixed)
+
+    def _attend_each(
+        self,
+        spans: Sequence[Span],
+        layer: int,
+        heads: Sequence[Floats],
+        first: int,
+        mixed: Floats,
+    ) -> None:
+        """Attention of tokens from number `first` on, each of a context of its own, to `mixed`.
+
+        `heads` are keys, values and queries [heads, tokens, head_dim] of all tokens.
+        """
+        own = slice(first, first + len(spans))
+        key, value, query = (
+            in_order(of_all[:, own].swapaxes(0, 1)).reshape(len(spans), -1) for of_all in heads
+        )
+        one, *others = (span.cache for span in spans if isinstance(span.cache, KvCache))
+        rest = self.window, self.scale, self.sinks, mixed[own]
+        one.attend_each(others, layer, (key, value, query), *rest)
 
     def queries(self, x: Floats, rotation: Rotation | None) -> Floats:
         """Queries [heads, tokens, head_dim] of tokens [tokens, d_model] at their positions."""
@@ -118,3 +152,18 @@ class Attention:
     def _heads(self, x: Floats) -> Floats:
         # [tokens, heads * head_dim] to [heads, tokens, head_dim]
         return x.reshape(x.shape[0], -1, self.head_dim).swapaxes(0, 1)
+
+
+def _together(spans: Sequence[Span], layer: int) -> range:
+    """Numbers of spans that follow one another and are computed in one call; none for one alone.
+
+    They are tokens of answers whose keys and values lie in one piece of DRAM each.
+    """
+    numbers = [
+        number
+        for number, span in enumerate(spans)
+        if span.is_decoded and isinstance(span.cache, KvCache) and span.cache.is_in_dram(layer)
+    ]
+    if len(numbers) < 2 or numbers[-1] - numbers[0] + 1 != len(numbers):
+        return range(0)
+    return range(numbers[0], numbers[-1] + 1)

@@ -12,6 +12,7 @@ CHECKING_NATIVE = tuple(
         "io/bundle_checks.cpp",
         "io/read_plan.cpp",
         "kernels/attention.cpp",
+        "kernels/attention_of_each.cpp",
         "kernels/attention_of_many.cpp",
         "kernels/dtype.cpp",
         "kernels/kernels.cpp",

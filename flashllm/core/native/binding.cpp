@@ -323,6 +323,26 @@ nb::class_<Kernels> define_kernels(nb::module_& m) {
           "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(),
           "sinks"_a.noconvert() = nb::none(), Released())
       .def(
+          "attend_each",
+          [](Kernels& self, const Rectangle<const float>& query,
+             const std::vector<Array<const uint8_t>>& keys,
+             const std::vector<Array<const uint8_t>>& values, const std::string& dtype,
+             int64_t columns, int64_t kv_heads, const Array<const int64_t>& ends, int64_t window,
+             float scale, const Rectangle<float>& out, const Optional<const float>& sinks) {
+            self.attend_each({matrix(query),
+                              views(keys),
+                              views(values),
+                              {parse_dtype(dtype), columns, kv_heads},
+                              view(ends),
+                              window,
+                              scale,
+                              matrix(out),
+                              view(sinks)});
+          },
+          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
+          "columns"_a, "kv_heads"_a, "ends"_a.noconvert(), "window"_a, "scale"_a,
+          "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
+      .def(
           "attend_many",
           [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
              const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
@@ -379,6 +399,18 @@ nb::class_<Kernels> define_kernels(nb::module_& m) {
           },
           "values"_a.noconvert(), "dtype"_a, "columns"_a, "kv_heads"_a, "position"_a,
           "cache"_a.noconvert(), Released())
+      .def(
+          "write_head_rows_each",
+          [](Kernels& self, const Rectangle<const float>& values, const std::string& dtype,
+             int64_t columns, int64_t kv_heads, const Array<const int64_t>& positions,
+             const std::vector<Array<uint8_t>>& caches) {
+            self.write_head_rows_each({matrix(values),
+                                       {parse_dtype(dtype), columns, kv_heads},
+                                       view(positions),
+                                       views(caches)});
+          },
+          "values"_a.noconvert(), "dtype"_a, "columns"_a, "kv_heads"_a, "positions"_a.noconvert(),
+          "caches"_a.noconvert(), Released())
       .def(
           "encode_rows",
           [](Kernels& self, const Array<const float>& values, int64_t columns,

@@ -4,8 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <vector>
 
 #include "kernels.h"
 #include "view.h"
@@ -29,6 +31,13 @@ using Optional = std::optional<Array<T>>;
 template <class T>
 View<T> view(const Optional<T>& array) {
   return array ? view(*array) : View<T>{nullptr, 0};
+}
+
+template <class T>
+std::vector<View<T>> views(const std::vector<Array<T>>& arrays) {
+  std::vector<View<T>> found;
+  for (const Array<T>& array : arrays) found.push_back(view(array));
+  return found;
 }
 
 template <class T>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,6 +169,37 @@ def _attend_heads(
         result[head] = weights @ cache.decode(values[head])
 
 
+def attend_each(
+    query: NDArray[np.float32],
+    keys: Sequence[NDArray[np.uint8]],
+    values: Sequence[NDArray[np.uint8]],
+    cache: HeadRows,
+    seen: tuple[NDArray[np.int64], int],
+    scale: float,
+    out: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
+) -> None:
+    """`attend` of a token of each of several contexts; `seen` is ends and window."""
+    ends, window = seen
+    require_array("query", query, np.float32, dimensions=2)
+    require_array("out", out, np.float32, writable=True, dimensions=2)
+    require_array("ends", ends, np.int64)
+    _check_counts(len(query), keys=keys, values=values, ends=ends, out=out)
+    if window < 0:
+        raise ValueError(f"window is {window}")
+    # All that one of them could refuse, before anything is written.
+    for into in (np.empty_like(out), out):
+        for i, end in enumerate(ends.tolist()):
+            first = max(end - window, 0) if window else 0
+            attend(query[i], keys[i], values[i], cache, (first, end), scale, into[i], sinks)
+
+
+def _check_counts(contexts: int, **given: Sequence[Any] | NDArray[Any]) -> None:
+    for name, each in given.items():
+        if len(each) != contexts:
+            raise ValueError(f"there are {len(each)} {name} for {contexts} contexts")
+
+
 def attend_many(
     query: NDArray[np.float32],
     keys: NDArray[np.uint8],
@@ -256,3 +288,19 @@ def write_head_rows(
     except ValueError as error:  # they are finite, so that what is left is their size
         raise OverflowError(f"{np.abs(values).max()} is too large for {cache.dtype}") from error
     lying[:, position : position + tokens] = encoded.reshape(kv_heads, tokens, -1)
+
+
+def write_head_rows_each(
+    values: NDArray[np.float32],
+    cache: HeadRows,
+    positions: NDArray[np.int64],
+    caches: Sequence[NDArray[np.uint8]],
+) -> None:
+    """`write_head_rows` of a token of each of several contexts."""
+    require_array("values", values, np.float32, dimensions=2)
+    require_array("positions", positions, np.int64)
+    _check_counts(len(values), positions=positions, caches=caches)
+    if len(values) and values.shape[1] != cache.kv_heads * cache.columns:
+        raise ValueError(f"values has rows of {values.shape[1]}; one token of each was expected")
+    for row, position, rows in zip(values, positions.tolist(), caches, strict=True):
+        write_head_rows(row, cache, position, rows)

@@ -6,6 +6,7 @@ It runs where nothing was compiled, and it is what the native core is tested aga
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -333,6 +334,26 @@ class Kernels:
         attention.attend(query, keys, values, cache, (first, end), scale, out, sinks)
 
     @unwarned
+    def attend_each(
+        self,
+        query: NDArray[np.float32],
+        keys: Sequence[NDArray[np.uint8]],
+        values: Sequence[NDArray[np.uint8]],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        ends: NDArray[np.int64],
+        window: int,
+        scale: float,
+        out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`attend` of a token of each of several contexts, out [contexts, heads * columns]."""
+        self._check_open()
+        cache = attention.HeadRows(dtype, columns, kv_heads)
+        attention.attend_each(query, keys, values, cache, (ends, window), scale, out, sinks)
+
+    @unwarned
     def attend_many(
         self,
         query: NDArray[np.float32],
@@ -409,6 +430,20 @@ class Kernels:
         self._check_open()
         rows = attention.HeadRows(dtype, columns, kv_heads)
         attention.write_head_rows(values, rows, position, cache)
+
+    def write_head_rows_each(
+        self,
+        values: NDArray[np.float32],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        positions: NDArray[np.int64],
+        caches: Sequence[NDArray[np.uint8]],
+    ) -> None:
+        """`write_head_rows` of a token [kv_heads * columns] of each of several contexts."""
+        self._check_open()
+        rows = attention.HeadRows(dtype, columns, kv_heads)
+        attention.write_head_rows_each(values, rows, positions, caches)
 
     @unwarned
     def norm_rows(

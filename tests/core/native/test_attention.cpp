@@ -190,6 +190,173 @@ TEST(attention_of_many_has_the_bits_of_each_alone) {
 
 namespace {
 
+// Contexts of different lengths, of which each has keys and values of its own.
+struct Contexts {
+  Contexts(DType dtype, size_t sharing, bool with_sinks) {
+    for (const size_t capacity : {150, 3, 65, 200, 1}) {
+      layers.emplace_back(dtype, 40, 2, capacity, sharing);
+      Layer& layer = layers.back();
+      layer.query = some(layer.query.size(), 1, static_cast<uint32_t>(capacity));
+      ends.push_back(static_cast<int64_t>(capacity - capacity / 9));
+      queries.insert(queries.end(), layer.query.begin(), layer.query.end());
+    }
+    if (with_sinks) sinks = some(layers[0].query.size() / 40, 2, 5);
+    out.assign(queries.size(), 7.0F);
+  }
+
+  AttendEach task(int64_t window) {
+    const size_t width = queries.size() / layers.size();
+    AttendEach each = {{queries.data(), layers.size(), width},
+                       {},
+                       {},
+                       layers[0].rows,
+                       view(ends),
+                       window,
+                       0.25F,
+                       {out.data(), layers.size(), width},
+                       view(sinks)};
+    for (const Layer& layer : layers) {
+      each.keys.push_back(view(layer.keys));
+      each.values.push_back(view(layer.values));
+    }
+    return each;
+  }
+
+  std::vector<Layer> layers;
+  std::vector<int64_t> ends;
+  std::vector<float> queries;
+  std::vector<float> sinks;
+  std::vector<float> out;
+};
+
+}  // namespace
+
+TEST(attention_of_each_has_the_bits_of_a_context_alone) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      for (const size_t sharing : {1, 3}) {
+        for (const int64_t window : {0, 70}) {
+          Contexts contexts(dtype, sharing, window != 0);
+          Kernels kernels(3, table->name);
+          kernels.attend_each(contexts.task(window));
+          const float* found = contexts.out.data();
+          for (size_t i = 0; i < contexts.layers.size(); ++i) {
+            Layer& layer = contexts.layers[i];
+            layer.sinks = contexts.sinks;
+            const int64_t end = contexts.ends[i];
+            kernels.attend(layer.task(window != 0 && end > window ? end - window : 0, end, 0.25F));
+            CHECK(std::memcmp(layer.out.data(), found, layer.out.size() * sizeof(float)) == 0);
+            found += layer.out.size();
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(rows_of_each_context_are_those_that_are_written_alone) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      Contexts together(dtype, 1, false);
+      Contexts alone(dtype, 1, false);
+      const std::vector<float> values = some(together.layers.size() * 80, 1, 11);
+      WriteEach task = {
+          {values.data(), together.layers.size(), 80}, together.layers[0].rows, {}, {}};
+      std::vector<int64_t> positions;
+      for (const int64_t end : together.ends) positions.push_back(end - 1);
+      task.positions = view(positions);
+      Kernels kernels(3, table->name);
+      for (size_t i = 0; i < together.layers.size(); ++i) {
+        task.caches.push_back(out_view(&together.layers[i].keys));
+        kernels.write_head_rows(task.rows, {values.data() + i * 80, 80}, positions[i],
+                                out_view(&alone.layers[i].keys));
+      }
+      kernels.write_head_rows_each(task);
+      for (size_t i = 0; i < together.layers.size(); ++i) {
+        CHECK(together.layers[i].keys == alone.layers[i].keys);
+      }
+    }
+  }
+}
+
+TEST(contexts_that_do_not_fit_are_refused_before_any_is_computed) {
+  Kernels kernels(2, "scalar");
+  Contexts contexts(DType::f16, 3, true);
+  const auto refused = [&](const auto& change, const char* told) {
+    AttendEach task = contexts.task(0);
+    change(&task);
+    CHECK_THROWS(std::invalid_argument, told, kernels.attend_each(task));
+  };
+  refused([](AttendEach* task) { task->window = -1; }, "window is -1");
+  refused([](AttendEach* task) { task->keys.pop_back(); }, "4 keys for 5 contexts");
+  refused([](AttendEach* task) { task->values.pop_back(); }, "4 values for 5 contexts");
+  refused([](AttendEach* task) { --task->ends.size; }, "4 ends for 5 contexts");
+  refused([](AttendEach* task) { --task->out.rows; }, "4 rows of out for 5 contexts");
+  refused([](AttendEach* task) { task->out.columns -= 80; }, "a multiple of 80");
+  refused([](AttendEach* task) { --task->values[4].size; }, "values has 159 bytes, and keys has");
+  refused([](AttendEach* task) { --task->sinks.size; }, "sinks has 5 values for");
+  for (const int64_t end : {int64_t{0}, int64_t{2}, std::numeric_limits<int64_t>::max()}) {
+    contexts.ends[4] = end;
+    CHECK_THROWS(std::out_of_range, "of 1", kernels.attend_each(contexts.task(0)));
+  }
+  CHECK(std::count(contexts.out.begin(), contexts.out.end(), 7.0F) ==
+        static_cast<std::ptrdiff_t>(contexts.out.size()));
+  AttendEach none = contexts.task(0);
+  none.query.rows = none.out.rows = none.ends.size = 0;
+  none.keys.clear();
+  none.values.clear();
+  kernels.attend_each(none);
+}
+
+TEST(rows_of_contexts_that_do_not_fit_are_refused) {
+  Kernels kernels(2, "scalar");
+  std::vector<float> values = some(160, 1, 3);
+  std::vector<uint8_t> first(160 * 4, 9);
+  std::vector<uint8_t> second(160 * 2, 9);
+  std::vector<int64_t> positions = {3, 1};
+  const auto task = [&] {
+    return WriteEach{{values.data(), 2, 80},
+                     {DType::f16, 40, 2},
+                     view(positions),
+                     {out_view(&first), out_view(&second)}};
+  };
+  const auto refused = [&](const auto& change, const char* told) {
+    WriteEach one = task();
+    change(&one);
+    CHECK_THROWS(std::invalid_argument, told, kernels.write_head_rows_each(one));
+  };
+  refused([](WriteEach* one) { --one->positions.size; }, "1 positions for 2 contexts");
+  refused([](WriteEach* one) { one->caches.pop_back(); }, "1 caches for 2 contexts");
+  refused([](WriteEach* one) { one->values = {one->values.data, 1, 160}; }, "2 positions for 1");
+  refused([](WriteEach* one) { --one->values.columns; }, "values has 79 values");
+  refused([](WriteEach* one) { one->rows.columns = 20; }, "2 tokens of each context");
+  for (const int64_t position : {-1, 2}) {
+    positions[1] = position;
+    bool is_refused = false;
+    try {
+      kernels.write_head_rows_each(task());
+    } catch (const std::out_of_range&) {
+      is_refused = true;
+    }
+    CHECK(is_refused);
+  }
+  positions[1] = 0;
+  CHECK(std::count(first.begin(), first.end(), 9) == static_cast<std::ptrdiff_t>(first.size()));
+  values[159] = 70000;
+  CHECK_THROWS(std::overflow_error, "too large for f16", kernels.write_head_rows_each(task()));
+  values[100] = std::numeric_limits<float>::infinity();
+  values[159] = 1;
+  CHECK_THROWS(std::invalid_argument, "no finite number", kernels.write_head_rows_each(task()));
+  values[100] = 1;
+  kernels.write_head_rows_each(task());
+  WriteEach none = task();
+  none.values.rows = none.positions.size = 0;
+  none.caches.clear();
+  kernels.write_head_rows_each(none);
+}
+
+namespace {
+
 // A layer's first rows in runs of other places, each head's cut in pieces of its own.
 struct Scattered {
   Scattered(const Layer& layer, size_t first, size_t end, uint32_t seed)

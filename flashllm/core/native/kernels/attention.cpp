@@ -36,6 +36,10 @@ size_t capacity_of(const HeadRows& rows, size_t bytes, size_t row_bytes, const c
   return bytes / one.get();
 }
 
+size_t whole_units(size_t columns) {
+  return (columns + kColumnUnit - 1) / kColumnUnit * kColumnUnit;
+}
+
 size_t head_row_bytes(const HeadRows& rows) {
   return row_bytes(rows.dtype, positive(rows.columns, "columns")).get();
 }
@@ -77,13 +81,13 @@ struct Group {
   const Attention& task;
   SeenRows seen;
   size_t kv_head;
-  const AttendScratch& scratch;
   size_t first_head;
   size_t last_head;
-  float* scores;
-  float* partial;
+  HeadRoom room;
 
-  float* scores_of(size_t head) const { return scores + head * task.sizes.capacity; }
+  float* scores_of(size_t head) const {
+    return room.scores + (head - first_head) * task.sizes.capacity;
+  }
   RunCursor cursor(RowKind kind) const { return cursor_of(kv_head, kind); }
 
   // What is read after the keys, and after the values: behind the last key come the values, behind
@@ -126,7 +130,7 @@ void score(const Group& group) {
       float* const scores = group.scores_of(head) + begin - seen.first;
       const auto row = [&](size_t i) { return tile.row(begin + i); };
       const RowRange all = {0, end - begin, row_bytes};
-      const DotInput& query = group.scratch.inputs[head];
+      const DotInput& query = group.room.inputs[head - group.first_head];
       if (far) {
         const auto later = [&](size_t i) { return after.row(i - ahead); };
         dot_each(dot, all, row, later, &query, {scores, 1, all.end});
@@ -159,8 +163,8 @@ void mix(const Group& group) {
       const float* const weights = group.scores_of(head);
       add_tile(
           add, [&](size_t at) { return tile.row(at); }, later,
-          [&](size_t at) { return weights[at - seen.first]; }, begin, end, columns, group.partial,
-          group.task.out + head * columns);
+          [&](size_t at) { return weights[at - seen.first]; }, begin, end, columns,
+          group.room.partial, group.task.out + head * columns);
     }
   }
 }
@@ -231,33 +235,43 @@ AttendSizes check_attend_runs(const AttendRuns& task, HeadRuns* runs) {
   return sizes;
 }
 
-void AttendScratch::make_room(const AttendSizes& sizes) {
+void AttendScratch::make_room(size_t heads, const AttendSizes& sizes) {
   // For all positions that there is room for, so that a growing context moves nothing.
-  const size_t most = (Checked(sizes.heads) * Checked(sizes.capacity)).get();
+  const size_t most = (Checked(heads) * Checked(sizes.capacity)).get();
   if (scores.size() < most) {
     std::vector<float>().swap(scores);  // never the former and the new ones at once
     scores.resize(most);
   }
-  const size_t units = (sizes.columns + kColumnUnit - 1) / kColumnUnit;
-  partials.resize(std::max(partials.size(), sizes.heads * units * kColumnUnit));
-  if (queries.size() < sizes.heads) queries.resize(sizes.heads);
-  if (inputs.size() < sizes.heads) inputs.resize(sizes.heads);
+  partials.resize(std::max(partials.size(), heads * whole_units(sizes.columns)));
+  if (queries.size() < heads) queries.resize(heads);
+  if (inputs.size() < heads) inputs.resize(heads);
+}
+
+HeadRoom AttendScratch::from(size_t head, const AttendSizes& sizes) {
+  return {scores.data() + head * sizes.capacity,
+          partials.data() + head * whole_units(sizes.columns), queries.data() + head,
+          inputs.data() + head};
 }
 
 void attend_heads(const KernelTable& table, const Attention& task, size_t first_head,
-                  size_t last_head, AttendScratch* scratch) {
+                  size_t last_head, const HeadRoom& room) {
   const AttendSizes& sizes = task.sizes;
-  for (size_t head = first_head; head < last_head; ++head) {
-    const float* query = task.query + head * sizes.columns;
-    scratch->inputs[head] = scratch->queries[head].prepare(task.dtype, query, sizes.columns);
+  for (size_t i = 0; i < last_head - first_head; ++i) {
+    const float* query = task.query + (first_head + i) * sizes.columns;
+    room.inputs[i] = room.queries[i].prepare(task.dtype, query, sizes.columns);
   }
-  const size_t units = (sizes.columns + kColumnUnit - 1) / kColumnUnit;
-  float* partial = scratch->partials.data() + first_head * units * kColumnUnit;
   for (size_t head = first_head; head < last_head;) {
     const size_t kv_head = head / sizes.sharing();
     const size_t end = std::min(last_head, (kv_head + 1) * sizes.sharing());
-    attend_group({table, task, seen_by(task, kv_head), kv_head, *scratch, head, end,
-                  scratch->scores.data(), partial});
+    const size_t number = head - first_head;
+    attend_group({table,
+                  task,
+                  seen_by(task, kv_head),
+                  kv_head,
+                  head,
+                  end,
+                  {room.scores + number * sizes.capacity, room.partial, room.queries + number,
+                   room.inputs + number}});
     head = end;
   }
 }

@@ -60,6 +60,28 @@ struct AttendMany {
   View<const float> sinks;  // as of Attend
 };
 
+// Attention of a token of each of several contexts, which have keys and values of their own: of
+// context i to the last `window` of ends[i] positions, or to all of them where `window` is 0.
+struct AttendEach {
+  Matrix<const float> query;                // [contexts, heads * columns]
+  std::vector<View<const uint8_t>> keys;    // of each context, as of Attend
+  std::vector<View<const uint8_t>> values;  // as keys
+  HeadRows rows;
+  View<const int64_t> ends;  // [contexts]
+  int64_t window;
+  float scale;
+  Matrix<float> out;        // as query
+  View<const float> sinks;  // as of Attend
+};
+
+// Rows of a token of each of several contexts, which become those of positions[i] of caches[i].
+struct WriteEach {
+  Matrix<const float> values;  // [contexts, kv_heads * columns]
+  HeadRows rows;
+  View<const int64_t> positions;      // [contexts]
+  std::vector<View<uint8_t>> caches;  // of each context [kv_heads, capacity, row]; none twice
+};
+
 // As Attend, of rows in runs: each head of keys has its own, and all of them are seen.
 struct AttendRuns {
   View<const float> query;     // [heads, columns]
@@ -119,6 +141,14 @@ AttendSizes check_attend(const Attend& task, HeadRuns* runs);
 // The same of runs; out_of_range for runs that leave the bytes.
 AttendSizes check_attend_runs(const AttendRuns& task, HeadRuns* runs);
 
+// Where some heads that follow one another are computed, the first of them first.
+struct HeadRoom {
+  float* scores;   // [heads, capacity]
+  float* partial;  // [columns in whole units]
+  QuantisedInput* queries;
+  DotInput* inputs;
+};
+
 // Memory that is kept from call to call.
 struct AttendScratch {
   HeadRuns runs;
@@ -127,13 +157,16 @@ struct AttendScratch {
   std::vector<QuantisedInput> queries;  // of each head
   std::vector<DotInput> inputs;         // of each head
 
-  void make_room(const AttendSizes& sizes);
+  // For so many heads of a layer.
+  void make_room(size_t heads, const AttendSizes& sizes);
+  // From head number `head` of them on.
+  HeadRoom from(size_t head, const AttendSizes& sizes);
 };
 
 // out of heads first_head to last_head - 1: softmax(scale * query @ keys) @ values, the softmax
 // over the head's sink too, where there are sinks.
 void attend_heads(const KernelTable& table, const Attention& task, size_t first_head,
-                  size_t last_head, AttendScratch* scratch);
+                  size_t last_head, const HeadRoom& room);
 
 struct WriteSizes {
   size_t kv_heads;

@@ -234,7 +234,7 @@ class Part {
 
   void run_alone(PartScratch* scratch) const {
     const size_t width = sizes_.layer.heads * sizes_.layer.columns;
-    scratch->alone.make_room(sizes_.layer);
+    scratch->alone.make_room(sizes_.sharing(), sizes_.layer);
     for (size_t t = first_; t < end_; ++t) {
       const size_t end = sizes_.before + t + 1;
       const SeenRows seen = {sizes_.window != 0 && end > sizes_.window ? end - sizes_.window : 0,
@@ -243,7 +243,7 @@ class Part {
           task_.dtype, sizes_.layer,          task_.runs, seen, task_.query + t * width,
           task_.scale, task_.out + t * width, task_.sinks};
       attend_heads(table_, one, kv_head_ * sizes_.sharing(), (kv_head_ + 1) * sizes_.sharing(),
-                   &scratch->alone);
+                   scratch->alone.from(0, sizes_.layer));
     }
   }
 

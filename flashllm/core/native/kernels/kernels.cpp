@@ -293,14 +293,15 @@ void Kernels::attend_runs(const AttendRuns& task) {
 
 void Kernels::attend_one(const Attention& task, size_t rows) {
   const size_t heads = task.sizes.heads;
-  attend_scratch_.make_room(task.sizes);
+  attend_scratch_.make_room(heads, task.sizes);
   const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
   // Heads of queries that share a head of keys read it once, and compute with it each.
   const size_t work = 2 * rows * task.sizes.row_bytes * task.sizes.sharing();
   const int parts = parts_for(work, std::min(heads, most));
   pool_->run(parts, [&](int part) {
-    attend_heads(table_, task, part_begin(heads, part, parts), part_begin(heads, part + 1, parts),
-                 &attend_scratch_);
+    const size_t first = part_begin(heads, part, parts);
+    attend_heads(table_, task, first, part_begin(heads, part + 1, parts),
+                 attend_scratch_.from(first, task.sizes));
   });
 }
 

@@ -89,6 +89,9 @@ class Kernels {
   // The same of rows in runs: the bits of attend() where they are those of its positions.
   void attend_runs(const AttendRuns& task);
 
+  // The same for a token of each of several contexts: the bits of attend() for each.
+  void attend_each(const AttendEach& task);
+
   // The same for several tokens that follow one another: the bits of attend() for each.
   void attend_many(const AttendMany& task);
   void attend_many_runs(const AttendManyRuns& task);
@@ -98,6 +101,10 @@ class Kernels {
   // what the encoding cannot hold; the rows then hold anything.
   void write_head_rows(const HeadRows& rows, View<const float> values, int64_t position,
                        View<uint8_t> cache);
+
+  // The same of a token of each of several contexts, with the bytes of a call for each. Of rows
+  // that cannot be encoded the first one is named.
+  void write_head_rows_each(const WriteEach& task);
 
   // out [n * row_bytes] from values [n * columns]; invalid_argument for a value that is not finite
   // or that no scale reaches. `out` then holds anything.
