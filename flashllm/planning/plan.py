@@ -51,19 +51,13 @@ from flashllm.planning.asked_options import (
     within,
 )
 from flashllm.planning.device_plan import DevicePlan, DeviceRequest, placed_bytes
-from flashllm.planning.prefill_shape import (
-    LARGEST_CHUNK,
-    MAX_CHUNK,
-    PrefillShape,
-    RowsRead,
-)
+from flashllm.planning.prefill_shape import PrefillShape
+from flashllm.planning.shape_choice import ShapeChoice, reads_layers_whole
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
     LEAST_BLOCKS,
-    LENDING,
     PROMPT_RING,
     STEP_RING,
-    RingLimits,
     SlotAllocator,
     least_slots,
 )
@@ -78,8 +72,6 @@ SHORT_CONTEXT = 512
 ADVICE_MARGIN_BYTES = 8 * MIB
 """What is advised has this much to spare: two processes are never of exactly one size."""
 
-_ENOUGH_BLOCKS = 6
-"""Of a ring, for larger ones: what is read ahead is the ring without the block that is computed."""
 _SEED_TOKENS = 64
 _FLASH_SHARE = 8
 """Where the ceiling has no room for keys and values, it may have for 1/8 of them, and flash for the
@@ -202,7 +194,7 @@ class Plan:
 
         Then what is in slots is as good as anything else, and nothing is gained by replacing it.
         """
-        return _reads_layers_whole(self.contexts, self.union_tokens, self.select)
+        return reads_layers_whole(self.contexts, self.union_tokens, self.select)
 
     @property
     def own_blocks(self) -> int:
@@ -255,17 +247,16 @@ def make_plan(
     room = _Room.of(spec, sizes, options, profile, needed_bytes, split)
     ceiling_bytes, read = room.ceiling_bytes, room.read
     split["reserve"] = read.reserve_bytes
-    least = least_shape(spec, sizes, options)
     spare_bytes = ceiling_bytes - read.reserve_bytes - needed_bytes
     scattered = scattered_share(sizes.stride, read.threads, profile)
     union_tokens = union_tokens_of(spec, sizes.activity, select, scattered)
-    is_whole = _reads_layers_whole(contexts_of(options), union_tokens, select)
+    is_whole = reads_layers_whole(contexts_of(options), union_tokens, select)
     ring = STEP_RING if is_whole else PROMPT_RING
-    shape = grown_shape(spec, sizes, options, union_tokens, spare_bytes)
-    shape = _in_larger_blocks(spec, sizes, options, shape, spare_bytes, ring)
-    ring = ring.in_larger_blocks(shape.bundles // least.bundles)
-    split["prefill"] += _prefill_bytes(spec, sizes, options, shape)
-    split["prefill"] -= _prefill_bytes(spec, sizes, options, least)
+    shapes = ShapeChoice(spec, sizes.stride, options)
+    shape = shapes.grown(union_tokens, spare_bytes)
+    shape = shapes.in_larger_blocks(shape, spare_bytes, ring)
+    ring = ring.in_larger_blocks(shape.bundles // shapes.least().bundles)
+    split["prefill"] += shapes.bytes(shape) - shapes.bytes(shapes.least())
     activity, bundles = sizes.activity, shape.bundles
     most = None if options.slot_memory is None else options.slot_memory // sizes.stride
     allocator = SlotAllocator(
@@ -456,11 +447,6 @@ def _kv_pages(spec: ModelSpec, options: ModelOptions) -> PagePlan | None:
     return plan_pages(spec, context, contexts, encoding, options.kv_memory)
 
 
-def _reads_layers_whole(contexts: int, union_tokens: int, select: Select) -> bool:
-    """As `Plan` says."""
-    return contexts > max(union_tokens, 1) and select in ("gate", "predicted", "oracle")
-
-
 def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
     return spec.bundled_layers * least_slots(spec, select) * sizes.stride
 
@@ -472,7 +458,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
     pages = _kv_pages(spec, options)
     kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes
     request, on_device = _device_request(spec, sizes.stride, options), 0
-    shape = least_shape(spec, sizes, options)
+    shapes = ShapeChoice(spec, sizes.stride, options)
     if request is not None:
         placed = request.place()
         kv -= placed.split["kv"]
@@ -487,16 +473,8 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "predictors": sizes.predictors if options.select == "predicted" else 0,
         "checksums": checksum_bytes(spec, verify_of(options)),
         "kv": kv + _selection_bytes(spec, context, contexts, options) + score_bytes(spec, context),
-        "prefill": _prefill_bytes(spec, sizes, options, shape),
+        "prefill": shapes.bytes(shapes.least()),
     }
-
-
-def _prefill_bytes(
-    spec: ModelSpec, sizes: Sizes, options: ModelOptions, shape: PrefillShape
-) -> int:
-    """The smallest ring, and activations of a chunk and of a token of each context beside it."""
-    beside = shape.activation_bytes(spec, contexts_of(options)) - shape.activation_bytes(spec)
-    return shape.bytes(spec, sizes.stride) + beside
 
 
 def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: ModelOptions) -> int:
@@ -504,77 +482,6 @@ def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: Mode
     selection = options.kv_selection
     skewing = skewing_bytes(spec) if selection.policy == "infinigen" else 0
     return contexts * selection_bytes(spec, context, selection) + skewing
-
-
-def least_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> PrefillShape:
-    """The shape with the smallest chunk, or with the one that was asked for.
-
-    All contexts of a block take a step together. A chunk may have as many tokens: prompts take that
-    step with them.
-    """
-    shape = PrefillShape.of(spec, sizes.stride)
-    while 2 * shape.tokens <= min(contexts_of(options), LARGEST_CHUNK):
-        shape = shape.with_tokens(2 * shape.tokens)
-    return shape.with_tokens(within("chunk_tokens", options.chunk_tokens, shape.tokens, MAX_CHUNK))
-
-
-def grown_shape(
-    spec: ModelSpec, sizes: Sizes, options: ModelOptions, union_tokens: int, spare_bytes: int
-) -> PrefillShape:
-    """The shape with the chunk that is worth its part of `spare_bytes`, or was asked for."""
-    least = least_shape(spec, sizes, options)
-    if options.chunk_tokens is not None:
-        return least
-    share = _step_share(spec, options, union_tokens)
-    if share is None or options.device is not None:  # which has room for a usual chunk
-        return least.grown(spec, spare_bytes)
-    if options.slot_memory is not None:
-        spare_bytes = max(spare_bytes - options.slot_memory, 0)
-    weight_bytes = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
-    block = RowsRead(contexts_of(options), context_of(spec, options), weight_bytes, share)
-    return least.grown_for_rows(spec, spare_bytes, block)
-
-
-def _step_share(spec: ModelSpec, options: ModelOptions, union_tokens: int) -> float | None:
-    """How much of the layers a step of a block reads; None where slots decide that."""
-    rows, select = contexts_of(options), options.select
-    assert select is not None
-    if rows == 1:
-        return None
-    if spec.experts is not None:
-        # As if rows chose independently of each other.
-        return 1 - (1 - spec.experts.per_token / spec.experts.n_experts) ** rows
-    is_whole = select == "all" or _reads_layers_whole(rows, union_tokens, select)
-    return 1.0 if is_whole else None
-
-
-def _in_larger_blocks(
-    spec: ModelSpec,
-    sizes: Sizes,
-    options: ModelOptions,
-    shape: PrefillShape,
-    spare_bytes: int,
-    ring: RingLimits,
-) -> PrefillShape:
-    """The shape with blocks of which the ring has enough, and each layer's slots could lend one.
-
-    Experts are multiplied one by one, and gain nothing; what is pinned or on a device is moved in
-    blocks of the least size.
-    """
-    if options.select not in LENDING or options.device is not None or spec.experts is not None:
-        return shape
-    least_bytes = _prefill_bytes(spec, sizes, options, least_shape(spec, sizes, options))
-    larger = shape
-    for candidate in shape.larger_blocks():
-        left_bytes = spare_bytes + least_bytes - _prefill_bytes(spec, sizes, options, candidate)
-        times, block_bytes = candidate.bundles // shape.bundles, candidate.bundles * sizes.stride
-        of_layer = left_bytes // sizes.stride // spec.bundled_layers
-        if candidate.bundles > min(of_layer, spec.bundles_per_layer):
-            break
-        if ring.in_larger_blocks(times).blocks(left_bytes, block_bytes) < _ENOUGH_BLOCKS:
-            break
-        larger = candidate
-    return larger
 
 
 def checksum_bytes(spec: ModelSpec, verify: Verify) -> int:

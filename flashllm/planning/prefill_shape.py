@@ -68,10 +68,12 @@ class PrefillShape:
         bundles = max(_BLOCK_BYTES // stride // block_ids, 1) * block_ids
         return cls(tokens=tokens, bundles=min(bundles, spec.bundles_per_layer))
 
-    def bytes(self, spec: ModelSpec, stride: int, blocks: int = LEAST_BLOCKS) -> int:
+    def bytes(
+        self, spec: ModelSpec, stride: int, blocks: int = LEAST_BLOCKS, contexts: int = 1
+    ) -> int:
         """Peak memory of a prefill: a ring of `blocks` blocks, activations, scores of attention."""
         ring = blocks * self.bundles * stride
-        return ring + self.activation_bytes(spec) + _SCORE_BYTES
+        return ring + self.activation_bytes(spec, contexts) + _SCORE_BYTES
 
     def activation_bytes(self, spec: ModelSpec, contexts: int = 1) -> int:
         """Of a chunk, and of the tokens of a block's contexts that go beside it."""

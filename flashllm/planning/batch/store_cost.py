@@ -31,7 +31,8 @@ from flashllm.planning.cost_model import (
     own_rows_seconds,
     rates_suffice,
 )
-from flashllm.planning.plan import grown_shape, smallest_ceiling
+from flashllm.planning.plan import smallest_ceiling
+from flashllm.planning.shape_choice import ShapeChoice
 from flashllm.planning.token_traffic import merged_reads
 from flashllm.planning.union_tokens import union_tokens_of
 from flashllm.planning.ways_to_read import GAP_BYTES, MAX_READ_BYTES, scattered_share
@@ -259,7 +260,7 @@ class StoreModel:
         assert options.select is not None
         scattered = scattered_share(sizes.stride, self._threads, self._profile)
         union_tokens = union_tokens_of(spec, scenario.activity, options.select, scattered)
-        return grown_shape(spec, sizes, options, union_tokens, spare_bytes).tokens
+        return ShapeChoice(spec, sizes.stride, options).grown(union_tokens, spare_bytes).tokens
 
     def _fixed_bytes(self, block: Block) -> float:
         """What such a block takes at least, besides keys and values."""
