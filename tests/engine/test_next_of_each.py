@@ -62,6 +62,20 @@ def test_tokens_are_those_of_each_alone(converted: Path, model: Model) -> None:
     model.generate([3], 1).complete()  # the contexts are free again
 
 
+def test_their_attention_is_one_call_a_layer(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    going, calls = begin(model), []
+    original = KvCache.attend_each
+
+    def counted(cache: KvCache, others: Any, layer: int, *rest: Any) -> None:
+        calls.append((len(others), layer))
+        original(cache, others, layer, *rest)
+
+    monkeypatch.setattr(KvCache, "attend_each", counted)
+    going[0].next_of_each(going[1:])
+    going[0].next_of_each([])
+    assert calls == [(2, layer) for layer in range(model.info.spec.n_layers)]
+
+
 def test_the_cost_of_a_step_is_shared_out(model: Model) -> None:
     going = begin(model)
     told = [token for token in going[0].next_of_each(going[1:]) if token is not None]
@@ -96,13 +110,13 @@ def test_a_cancelled_one_ends_and_the_others_go_on(model: Model) -> None:
 
 def test_cancelling_all_within_a_layer(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     going = begin(model)
-    original = KvCache.append
+    original = KvCache.attend_each
 
     def cancelling(*arguments: Any) -> Any:
         model.cancel()
         return original(*arguments)
 
-    monkeypatch.setattr(KvCache, "append", cancelling)
+    monkeypatch.setattr(KvCache, "attend_each", cancelling)
     assert going[0].next_of_each(going[1:]) == [None] * 3
     assert [each.finish_reason for each in going] == ["cancelled"] * 3
     monkeypatch.undo()
@@ -115,7 +129,7 @@ def test_an_error_ends_all_of_them(model: Model, monkeypatch: pytest.MonkeyPatch
     def failing(*_: Any) -> Any:
         raise ReadFailed("the disk is gone")
 
-    monkeypatch.setattr(KvCache, "append", failing)
+    monkeypatch.setattr(KvCache, "attend_each", failing)
     with pytest.raises(ReadFailed, match="the disk is gone"):
         going[0].next_of_each(going[1:])
     monkeypatch.undo()

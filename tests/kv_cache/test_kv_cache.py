@@ -188,6 +188,42 @@ def test_what_is_no_number_is_refused(dtype: KvDType) -> None:
         cache_of(dtype).append(0, keys, rows(3, 2))
 
 
+def token_rows(contexts: int, heads: int, seed: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal((contexts, heads * 80), np.float32)
+
+
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_tokens_of_several_contexts_attend_as_each_alone(dtype: KvDType, window: int) -> None:
+    lengths = [30, 1, 12, 63]
+    together, alone = ([filled(dtype, [length]) for length in lengths] for _ in range(2))
+    keys, values, queries = token_rows(4, 6, 5), token_rows(4, 6, 6), token_rows(4, 12, 7)
+    sinks = token_rows(1, 1, 8)[0, :12] if window else None
+    out = np.empty_like(queries)
+    one, *others = together
+    one.attend_each(others, 1, (keys, values, queries), window, 0.1, sinks, out)
+    for number, cache in enumerate(alone):
+        cache.append(1, keys[number].reshape(6, 1, 80), values[number].reshape(6, 1, 80))
+        query = queries[number].reshape(1, 12, 80)
+        found = cache.attend(1, query, window, 0.1, sinks)
+        assert np.array_equal(found.reshape(-1), out[number])
+        same = together[number].encoded(1, 0, lengths[number] + 1)
+        assert np.array_equal(same, cache.encoded(1, 0, lengths[number] + 1))
+
+
+def test_what_cannot_be_written_of_several_contexts_says_where() -> None:
+    one, other = filled("f16", [3]), filled("f16", [9])
+    keys, values, queries = token_rows(2, 6, 5), token_rows(2, 6, 6), token_rows(2, 12, 7)
+    out = np.empty_like(queries)
+    values[1, 479] = 70000
+    with pytest.raises(ModelError, match="layer 1: a value of attention is too large"):
+        one.attend_each([other], 1, (keys, values, queries), 0, 0.1, None, out)
+    keys[0, 0] = np.nan
+    with pytest.raises(ModelError, match="layer 0: a key of attention is no number"):
+        one.attend_each([other], 0, (keys, values, queries), 0, 0.1, None, out)
+    assert (one.length, other.length) == (3, 9)
+
+
 def greedy(decoder: Decoder, count: int = 30) -> list[int]:
     logits, found = decoder.prefill(IDS[:40]), []
     for _ in range(count):
