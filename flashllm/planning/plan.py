@@ -73,9 +73,9 @@ ADVICE_MARGIN_BYTES = 8 * MIB
 """What is advised has this much to spare: two processes are never of exactly one size."""
 
 _SEED_TOKENS = 64
-_FLASH_SHARE = 8
-"""Where the ceiling has no room for keys and values, it may have for 1/8 of them, and flash for the
-rest."""
+_FLASH_SHARES = 8
+"""Where the ceiling has no room for keys and values, it may have for 7/8 of them, or 6/8 and so on,
+and flash for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,13 +426,15 @@ def _fitting_options(
 
 
 def _on_flash(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, ModelOptions]]:
-    """The same with most keys and values on flash, which slows long contexts down."""
+    """The same with some keys and values on flash, the fewest first: they slow contexts down."""
     context, encoding, contexts = _kv_asked(spec, options)
-    part = contexts * kv_bytes(spec, context, encoding) // _FLASH_SHARE // MIB * MIB
-    if options.kv_memory is None and part:
-        with contextlib.suppress(UsageError):  # staging alone takes more
-            plan_pages(spec, context, contexts, encoding, part)
-            yield f"--kv-memory {part // MIB}MiB", options.having(kv_memory=part)
+    whole = contexts * kv_bytes(spec, context, encoding)
+    for shares in range(_FLASH_SHARES - 1, 0, -1):
+        part = shares * whole // _FLASH_SHARES // MIB * MIB
+        if options.kv_memory is None and part:
+            with contextlib.suppress(UsageError):  # staging alone takes more
+                plan_pages(spec, context, contexts, encoding, part)
+                yield f"--kv-memory {part // MIB}MiB", options.having(kv_memory=part)
 
 
 def _kv_asked(spec: ModelSpec, options: ModelOptions) -> tuple[int, KvDType, int]:

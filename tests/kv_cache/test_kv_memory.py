@@ -241,10 +241,11 @@ def test_tokens_of_several_contexts_at_once(sparse_model: Path) -> None:
             assert decoder.kv_pool.report()["bytes_read"] > 0
 
 
-def test_a_ceiling_without_room_for_keys_and_values_names_the_way_to_flash() -> None:
+@pytest.mark.parametrize("eighths", [1, 3, 7])
+def test_a_ceiling_without_room_for_keys_and_values_names_the_way_to_flash(eighths: int) -> None:
     sizes = Sizes(interpreter=1, embeddings=2, attention=3, predictors=0, stride=4096)
     options = ModelOptions(select="all", context=512, contexts=64, kv_dtype="int8")
-    part = 64 * kv_bytes(SPEC, 512, "int8") // 8 >> 20
+    part = eighths * 64 * kv_bytes(SPEC, 512, "int8") // 8 >> 20
     needed = smallest_ceiling(SPEC, sizes, options.having(kv_memory=part << 20))
     ceiling = needed + ADVICE_MARGIN_BYTES
     with pytest.raises(MemoryCeilingTooSmall, match=f"or --kv-memory {part}MiB$"):
