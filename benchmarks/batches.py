@@ -53,7 +53,6 @@ from flashllm.options import DEFAULT_KV_DTYPE, KV_DTYPES
 from flashllm.planning.model_facts import choose_selector, recorded_activity
 from flashllm.settings.values import parse_positive, parse_size
 from flashllm.spec import ModelSpec
-from flashllm.telemetry.costs import ratio
 from flashllm.units import format_bytes
 
 NAME = "batches"
@@ -76,7 +75,7 @@ class Run:
     bytes_read: float | None = None
     bound_seconds: float | None = None
     used_share: float | None = None
-    """Of all bundles, how many a token is multiplied with."""
+    """Of all bundles, how many a token is multiplied with; None where nothing says it."""
     problem: str = ""
 
     @property
@@ -163,14 +162,14 @@ def measured(
     many = write_rows(folder / "many.jsonl", prompts[: options.rows], case.new_tokens)
     flags = ["--profile", str(profile_file), "-n", str(case.new_tokens)]
     flags += ["--kv-dtype", options.kv_dtype]
-    alone = ours(options, manifest, case, few, ["--block", "1", *flags], ONE_BY_ONE, profile)
+    used = recorded_share(options.model)
+    alone = ours(options, manifest, case, few, ["--block", "1", *flags], ONE_BY_ONE, profile, used)
     yield alone
     if options.checkpoint is not None:
         yield accelerate(options, spec, case, prompts[: options.few], folder)
     how = ["--policy", options.policy] if options.policy else ["--block", options.block]
-    yield ours(
-        options, manifest, case, many, [*how, *flags], BLOCKS, profile, alone.used_share
-    )  # fmt: skip
+    used = alone.used_share if used is None else used
+    yield ours(options, manifest, case, many, [*how, *flags], BLOCKS, profile, used)
 
 
 def ours(
@@ -181,11 +180,12 @@ def ours(
     flags: list[str],
     name: str,
     profile: Profile,
-    used: float | None = None,
+    used: float | None,
 ) -> Run:
     """A run of `flashllm batch`, cold: the page cache is dropped before.
 
-    A token is multiplied with the share `used` of all bundles, by default with that of this run.
+    A token is multiplied with the share `used` of all bundles. Where that is unknown, a run one by
+    one says it; a step of many rows counts what several need once, so that it has no bound.
     """
     drop_page_cache(model_files(options.model, manifest))
     count, how = len(rows.read_text("utf-8").splitlines()), " ".join(flags[:2])
@@ -193,12 +193,16 @@ def ours(
         report = run_batch(options.model, rows, case, flags, options.memory)
     except FlashllmError as error:
         return Run(name, how, count, case, problem=str(error))
-    used = used_share(options.model, report["decode"]) if used is None else used
-    bound = BatchBound.of(manifest.spec, stride_of(options.model), profile, report, used)
+    if used is None and name == ONE_BY_ONE:
+        used = selected_share(manifest.spec, report["decode"])
+    bound_seconds = None
+    if used is not None:
+        stride = stride_of(options.model)
+        bound_seconds = BatchBound.of(manifest.spec, stride, profile, report, used).seconds
     tokens = report["completion_tokens"]
     return Run(
         name, how, count, case, tokens, report["seconds"], report["bytes_per_token"] * tokens,
-        bound.seconds, used,
+        bound_seconds, used,
     )  # fmt: skip
 
 
@@ -208,20 +212,23 @@ def stride_of(model: Path) -> int:
         return store.header.stride
 
 
-def used_share(model: Path, decode: Mapping[str, Any]) -> float:
-    """Share of all bundles that a token is multiplied with: as it was recorded of the model.
+def recorded_share(model: Path) -> float | None:
+    """Share of all bundles that a token is multiplied with, as it was recorded of the model.
 
-    Without a recording it is the share that tokens selected which were decoded one at a time.
+    None where nothing is recorded of a model whose tokens leave out neurons.
     """
     with Store(model) as store:
         spec, select = store.spec, choose_selector(store, None)
         activity = recorded_activity(store, select)
     if activity is not None:
         return activity.used_share(spec.bundles_per_layer)
-    if select == "all" or spec.experts:
-        return spec.multiplied_share
-    bundles = spec.bundled_layers * spec.bundles_per_layer
-    return ratio(decode["hits"] + decode["misses"], decode["tokens"] * bundles)
+    return spec.multiplied_share if select == "all" or spec.experts else None
+
+
+def selected_share(spec: ModelSpec, decode: Mapping[str, Any]) -> float | None:
+    """The same by what tokens selected that were decoded one at a time; None where none was."""
+    bundles = decode["tokens"] * spec.bundled_layers * spec.bundles_per_layer
+    return (decode["hits"] + decode["misses"]) / bundles if bundles else None
 
 
 def accelerate(

@@ -1,8 +1,9 @@
 """Keys and values of one context, encoded, in memory that is allocated once.
 
-Attention uses `append` and `attend` only, or `attend_each` for tokens of several contexts, so that
-another cache may keep its rows elsewhere, as `paged` does. Rows lie as [layers, keys or values,
-kv_heads, context, row]: one head of a layer reads one contiguous range of memory.
+Attention uses `append` and `attend` only, so that another cache may keep its rows elsewhere, as
+`paged` does; tokens of several contexts, whose rows lie as they do here, attend together
+(`attend_each`). Rows lie as [layers, keys or values, kv_heads, context, row]: one head of a layer
+reads one contiguous range of memory.
 
 Every token sees encoded keys and values, also those of its own chunk, so it does not matter where a
 prompt is cut.

@@ -157,12 +157,13 @@ class Attention:
 def _together(spans: Sequence[Span], layer: int) -> range:
     """Numbers of spans that follow one another and are computed in one call; none for one alone.
 
-    They are tokens of answers whose keys and values lie in one piece of DRAM each.
+    They are tokens of answers whose keys and values lie in one piece of DRAM each. Caches of a step
+    are of one kind, and these read nothing ahead.
     """
     numbers = [
         number
         for number, span in enumerate(spans)
-        if span.is_decoded and isinstance(span.cache, KvCache) and span.cache.is_in_dram(layer)
+        if span.is_decoded and type(span.cache) is KvCache and span.cache.is_in_dram(layer)
     ]
     if len(numbers) < 2 or numbers[-1] - numbers[0] + 1 != len(numbers):
         return range(0)

@@ -59,14 +59,16 @@ def test_the_bound_is_the_larger_of_products_and_reads() -> None:
 def test_a_token_uses_what_was_recorded_or_else_what_it_selected(
     sparse_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = {"hits": 9, "misses": 3, "tokens": 4}
     with Store(sparse_model) as store:
-        neurons, layers = store.spec.bundles_per_layer, store.spec.bundled_layers
-        activity = recorded_activity(store, "predicted")
+        spec, activity = store.spec, recorded_activity(store, "predicted")
     assert activity is not None
-    assert batches.used_share(sparse_model, decode) == activity.used_share(neurons)
+    neurons = spec.bundles_per_layer
+    assert batches.recorded_share(sparse_model) == activity.used_share(neurons)
     monkeypatch.setattr(batches, "recorded_activity", lambda *_: None)
-    assert batches.used_share(sparse_model, decode) == 3 / (neurons * layers)
+    assert batches.recorded_share(sparse_model) is None
+    decode = {"hits": 9, "misses": 3, "tokens": 4}
+    assert batches.selected_share(spec, decode) == 3 / (neurons * spec.bundled_layers)
+    assert batches.selected_share(spec, decode | {"tokens": 0}) is None
 
 
 def test_settings_have_each_pair_and_full_has_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,13 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "fewer values": ({"values": []}, ValueError),
     "fewer ends": ({"ends": LONG[:3]}, ValueError),
     "fewer rows of out": ({"out": np.zeros((3, HEADS * COLUMNS), np.float32)}, ValueError),
+    "a query of no whole heads": (
+        {
+            "query": np.zeros((4, HEADS * COLUMNS - 1), np.float32),
+            "out": np.zeros((4, HEADS * COLUMNS - 1), np.float32),
+        },
+        ValueError,
+    ),
     "out narrower": ({"out": np.zeros((4, COLUMNS), np.float32)}, ValueError),
     "a negative window": ({"window": -1}, ValueError),
     "an end beyond the rows": ({"ends": LONG}, IndexError),
@@ -123,12 +130,32 @@ def test_what_does_not_fit_is_refused_before_any_is_computed(
     assert (out == 7).all()
 
 
+def test_the_least_and_largest_numbers_are_refused(make_kernels: Make) -> None:
+    contexts, kernels = Contexts("f16"), make_kernels(2)
+    for number in (-1 << 63, (1 << 63) - 1):
+        with pytest.raises(IndexError):
+            contexts.attend(kernels, ends=np.full(4, number))
+        with pytest.raises(IndexError):
+            contexts.write(kernels, positions=np.full(4, number))
+
+
 WRONG_ROWS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "fewer positions": ({"positions": LONG[:3]}, ValueError),
     "fewer caches": ({"caches": []}, ValueError),
     "a position beyond the cache": ({"positions": LONG}, IndexError),
     "a negative position": ({"positions": LONG - 2}, IndexError),
     "two tokens of each": ({"columns": COLUMNS // 2}, ValueError),
+    "two tokens of each, beyond the cache": (
+        {"columns": COLUMNS // 2, "positions": LONG * 9},
+        ValueError,
+    ),
+    "no heads": ({"kv_heads": 0}, ValueError),
+    "the same cache twice": ({"caches": [np.zeros(9999 * 80, np.uint8)] * 4}, ValueError),
+    "a cache of another type": ({"caches": [np.zeros(9, np.int8) for _ in range(4)]}, TypeError),
+    "a bad position and no number": (
+        {"positions": LONG, "values": np.full((4, 80), np.nan, np.float32)},
+        IndexError,
+    ),
     "a row of another length": ({"values": np.zeros((4, 79), np.float32)}, ValueError),
     "positions of another type": ({"positions": LONG.astype(np.int32)}, TypeError),
     "no number": ({"values": np.full((4, 80), np.nan, np.float32)}, ValueError),
@@ -139,8 +166,12 @@ WRONG_ROWS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
 def test_rows_that_do_not_fit_are_refused(make_kernels: Make, wrong: str) -> None:
     changes, error = WRONG_ROWS[wrong]
+    contexts = Contexts("f16")
+    caches = [cache.copy() for cache in contexts.keys]
     with pytest.raises(error):
-        Contexts("f16").write(make_kernels(2), **changes)
+        contexts.write(make_kernels(2), **({"caches": caches} | changes))
+    if "values" not in changes or error is IndexError:  # else rows then hold anything
+        assert all(map(np.array_equal, caches, contexts.keys))
 
 
 def test_of_no_contexts_there_is_nothing_to_do(make_kernels: Make) -> None:

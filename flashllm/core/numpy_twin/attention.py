@@ -187,11 +187,11 @@ def attend_each(
     _check_counts(len(query), keys=keys, values=values, ends=ends, out=out)
     if window < 0:
         raise ValueError(f"window is {window}")
-    # All that one of them could refuse, before anything is written.
-    for into in (np.empty_like(out), out):
-        for i, end in enumerate(ends.tolist()):
-            first = max(end - window, 0) if window else 0
-            attend(query[i], keys[i], values[i], cache, (first, end), scale, into[i], sinks)
+    found = np.empty_like(out)  # what one of them refuses is refused before anything is written
+    for i, end in enumerate(ends.tolist()):
+        first = max(end - window, 0) if window else 0
+        attend(query[i], keys[i], values[i], cache, (first, end), scale, found[i], sinks)
+    out[...] = found
 
 
 def _check_counts(contexts: int, **given: Sequence[Any] | NDArray[Any]) -> None:
@@ -268,18 +268,10 @@ def write_head_rows(
 ) -> None:
     """Encode values [kv_heads, tokens, columns] as the rows of positions from `position` on."""
     require_array("values", values, np.float32)
-    lying = cache.of("cache", rows)
-    kv_heads, capacity = lying.shape[:2]
-    if len(values) % (cache.columns * kv_heads):
-        raise ValueError(
-            f"values has {len(values)} values; whole rows for every head were expected"
-        )
-    tokens = len(values) // cache.columns // kv_heads
-    if position < 0 or position + tokens > capacity:
-        raise IndexError(f"{tokens} rows from {position} on are beyond {capacity}")
+    places = _places(len(values), cache, position, rows)
     if not np.isfinite(values).all():
         raise ValueError("a value is no finite number")
-    if not tokens:
+    if not places.shape[1]:
         return
     if cache.dtype == "f16" and np.abs(values).max() >= _F16_END:
         raise OverflowError(f"{np.abs(values).max()} is too large for f16")
@@ -287,7 +279,21 @@ def write_head_rows(
         encoded = numpy_rows.encode(values.reshape(-1, cache.columns), cache.dtype, 0)
     except ValueError as error:  # they are finite, so that what is left is their size
         raise OverflowError(f"{np.abs(values).max()} is too large for {cache.dtype}") from error
-    lying[:, position : position + tokens] = encoded.reshape(kv_heads, tokens, -1)
+    places[...] = encoded.reshape(places.shape)
+
+
+def _places(
+    values: int, cache: HeadRows, position: int, rows: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Where the rows of so many values go, [kv_heads, tokens, row], checked."""
+    lying = cache.of("cache", rows)
+    kv_heads, capacity = lying.shape[:2]
+    if values % (cache.columns * kv_heads):
+        raise ValueError(f"values has {values} values; whole rows for every head were expected")
+    tokens = values // cache.columns // kv_heads
+    if position < 0 or position + tokens > capacity:
+        raise IndexError(f"{tokens} rows from {position} on are beyond {capacity}")
+    return lying[:, position : position + tokens]
 
 
 def write_head_rows_each(
@@ -300,7 +306,12 @@ def write_head_rows_each(
     require_array("values", values, np.float32, dimensions=2)
     require_array("positions", positions, np.int64)
     _check_counts(len(values), positions=positions, caches=caches)
-    if len(values) and values.shape[1] != cache.kv_heads * cache.columns:
-        raise ValueError(f"values has rows of {values.shape[1]}; one token of each was expected")
+    if len({rows.ctypes.data for rows in caches}) < len(caches):
+        raise ValueError("two contexts have the same cache")
+    width = cache.kv_heads * cache.columns
+    if len(values) and width > 0 and values.shape[1] != width:
+        raise ValueError(f"values has rows of {values.shape[1]}; a token of {width} was expected")
+    for position, rows in zip(positions.tolist(), caches, strict=True):
+        _places(values.shape[1], cache, position, rows)
     for row, position, rows in zip(values, positions.tolist(), caches, strict=True):
         write_head_rows(row, cache, position, rows)

@@ -192,15 +192,17 @@ namespace {
 
 // Contexts of different lengths, of which each has keys and values of its own.
 struct Contexts {
-  Contexts(DType dtype, size_t sharing, bool with_sinks) {
-    for (const size_t capacity : {150, 3, 65, 200, 1}) {
-      layers.emplace_back(dtype, 40, 2, capacity, sharing);
+  Contexts(DType dtype, size_t sharing, bool with_sinks, int64_t kv_heads = 2, int64_t columns = 40,
+           const std::vector<size_t>& capacities = {150, 3, 65, 200, 1}) {
+    for (const size_t capacity : capacities) {
+      layers.emplace_back(dtype, columns, kv_heads, capacity, sharing);
       Layer& layer = layers.back();
       layer.query = some(layer.query.size(), 1, static_cast<uint32_t>(capacity));
       ends.push_back(static_cast<int64_t>(capacity - capacity / 9));
       queries.insert(queries.end(), layer.query.begin(), layer.query.end());
     }
-    if (with_sinks) sinks = some(layers[0].query.size() / 40, 2, 5);
+    const auto heads = layers[0].query.size() / static_cast<size_t>(columns);
+    if (with_sinks) sinks = some(heads, 2, 5);
     out.assign(queries.size(), 7.0F);
   }
 
@@ -279,6 +281,62 @@ TEST(rows_of_each_context_are_those_that_are_written_alone) {
   }
 }
 
+TEST(threads_share_out_heads_of_many_contexts) {
+  // Few heads of keys and many threads: heads that share them are taken apart.
+  for (const DType dtype : kAll) {
+    for (const auto& [kv_heads, sharing] : {std::pair<int64_t, size_t>{1, 11}, {3, 4}, {8, 1}}) {
+      Contexts contexts(dtype, sharing, true, kv_heads, 128, {900, 1, 700, 33, 900, 64, 8});
+      std::vector<std::vector<float>> found;
+      for (const int threads : {1, 2, 3, 7}) {
+        Kernels(threads, "").attend_each(contexts.task(0));
+        found.push_back(contexts.out);
+      }
+      CHECK(found[0] == found[1] && found[0] == found[2] && found[0] == found[3]);
+      Kernels kernels(3, "");
+      const float* out = found[0].data();
+      for (size_t i = 0; i < contexts.layers.size(); ++i) {
+        Layer& layer = contexts.layers[i];
+        layer.sinks = contexts.sinks;
+        kernels.attend(layer.task(0, contexts.ends[i], 0.25F));
+        CHECK(std::memcmp(layer.out.data(), out, layer.out.size() * sizeof(float)) == 0);
+        out += layer.out.size();
+      }
+    }
+  }
+}
+
+TEST(threads_share_out_rows_of_many_contexts) {
+  constexpr size_t kContexts = 70;
+  constexpr size_t kWidth = size_t{8} * 256;
+  for (const DType dtype : kAll) {
+    const HeadRows rows = {dtype, 256, 8};
+    const size_t bytes = row_bytes(dtype, 256).get() * 8 * 2;
+    std::vector<float> values = some(kContexts * kWidth, 1, 11);
+    std::vector<std::vector<uint8_t>> alone(kContexts, std::vector<uint8_t>(bytes, 9));
+    std::vector<std::vector<uint8_t>> together = alone;
+    std::vector<int64_t> positions;
+    WriteEach task = {{values.data(), kContexts, kWidth}, rows, {}, {}};
+    Kernels kernels(3, "");
+    for (size_t i = 0; i < kContexts; ++i) {
+      positions.push_back(static_cast<int64_t>(i % 2));
+      task.caches.push_back(out_view(&together[i]));
+      kernels.write_head_rows(rows, {values.data() + i * kWidth, kWidth}, positions[i],
+                              out_view(&alone[i]));
+    }
+    task.positions = view(positions);
+    kernels.write_head_rows_each(task);
+    CHECK(together == alone);
+    // Of two rows in other parts the first one is told.
+    values[60 * kWidth] = std::numeric_limits<float>::infinity();
+    values[5 * kWidth + 300] = dtype == DType::f16 ? 70000.0F : std::nanf("");
+    if (dtype == DType::f16) {
+      CHECK_THROWS(std::overflow_error, "70000", kernels.write_head_rows_each(task));
+    } else {
+      CHECK_THROWS(std::invalid_argument, "no finite number", kernels.write_head_rows_each(task));
+    }
+  }
+}
+
 TEST(contexts_that_do_not_fit_are_refused_before_any_is_computed) {
   Kernels kernels(2, "scalar");
   Contexts contexts(DType::f16, 3, true);
@@ -295,7 +353,10 @@ TEST(contexts_that_do_not_fit_are_refused_before_any_is_computed) {
   refused([](AttendEach* task) { task->out.columns -= 80; }, "a multiple of 80");
   refused([](AttendEach* task) { --task->values[4].size; }, "values has 159 bytes, and keys has");
   refused([](AttendEach* task) { --task->sinks.size; }, "sinks has 5 values for");
-  for (const int64_t end : {int64_t{0}, int64_t{2}, std::numeric_limits<int64_t>::max()}) {
+  refused([](AttendEach* task) { task->query.columns -= 1; }, "a multiple of 80");
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const int64_t end : {int64_t{0}, int64_t{2}, int64_t{-1}, kLeast, kMost}) {
     contexts.ends[4] = end;
     CHECK_THROWS(std::out_of_range, "of 1", kernels.attend_each(contexts.task(0)));
   }
@@ -328,9 +389,15 @@ TEST(rows_of_contexts_that_do_not_fit_are_refused) {
   refused([](WriteEach* one) { --one->positions.size; }, "1 positions for 2 contexts");
   refused([](WriteEach* one) { one->caches.pop_back(); }, "1 caches for 2 contexts");
   refused([](WriteEach* one) { one->values = {one->values.data, 1, 160}; }, "2 positions for 1");
-  refused([](WriteEach* one) { --one->values.columns; }, "values has 79 values");
-  refused([](WriteEach* one) { one->rows.columns = 20; }, "2 tokens of each context");
-  for (const int64_t position : {-1, 2}) {
+  refused([](WriteEach* one) { --one->values.columns; }, "rows of 79; a token of 80");
+  refused([](WriteEach* one) { one->rows.columns = 20; }, "rows of 80; a token of 40");
+  refused([](WriteEach* one) { one->rows.columns = 0; }, "columns is 0");
+  refused([](WriteEach* one) { one->rows.kv_heads = 0; }, "kv_heads is 0");
+  refused([](WriteEach* one) { --one->caches[1].size; }, "cache has 319 bytes");
+  refused([](WriteEach* one) { one->caches[1] = one->caches[0]; }, "have the same cache");
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const int64_t position : {int64_t{-1}, int64_t{2}, kLeast, kMost}) {
     positions[1] = position;
     bool is_refused = false;
     try {

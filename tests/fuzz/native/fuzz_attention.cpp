@@ -191,6 +191,45 @@ void check_many(FuzzInput* input) {
   }
 }
 
+// Two contexts have the bits that each has alone.
+void check_each(FuzzInput* input) {
+  AttendCase one = make_case(input);
+  one.seen.first = 0;
+  one.out.assign(one.query.size(), 3.0F);
+  AttendCase other = one;
+  other.seen.end = input->byte() % 16 == 15
+                       ? input->any()
+                       : input->within(0, static_cast<int64_t>(other.capacity));
+  const int64_t window = input->byte() % 16 == 15 ? input->any() : input->within(0, 70);
+  const bool valid = is_valid(one) && is_valid(other) && window >= 0;
+  const size_t width = one.query.size();
+  std::vector<float> queries = one.query;
+  queries.insert(queries.end(), one.query.begin(), one.query.end());
+  std::vector<float> out(queries.size(), 3.0F);
+  const std::vector<int64_t> ends = {one.seen.end, other.seen.end};
+  const AttendEach task = {{queries.data(), 2, width},
+                           {view_of(one.keys), view_of(one.keys)},
+                           {view_of(one.values), view_of(one.values)},
+                           one.rows,
+                           view_of(ends),
+                           window,
+                           0.25F,
+                           {out.data(), 2, width},
+                           view_of(one.sinks)};
+  for (const KernelTable* table : available_kernels()) {
+    Kernels kernels(2, table->name);
+    REQUIRE(valid == accepts([&] { kernels.attend_each(task); }));
+    if (!valid || !is_moderate(one.query) || !is_moderate(one.sinks) || !is_small(one)) continue;
+    for (size_t i = 0; i < 2; ++i) {
+      AttendCase* const alone = i == 0 ? &one : &other;
+      const bool is_hidden = window != 0 && ends[i] > window;
+      alone->seen = {is_hidden ? ends[i] - window : 0, ends[i]};
+      kernels.attend(alone->task());
+      REQUIRE(std::memcmp(alone->out.data(), out.data() + i * width, width * sizeof(float)) == 0);
+    }
+  }
+}
+
 // Rows of a layer named by runs: any runs are accepted or refused as they fit, and those that are
 // the layer's positions give its bits.
 void check_runs(FuzzInput* input) {
@@ -319,6 +358,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint8_t what = input.byte();
   if (what >= 224) {
     check_runs(&input);
+  } else if (what >= 208) {
+    check_each(&input);
   } else if (what >= 192) {
     check_many(&input);
   } else if (what % 3 == 0) {

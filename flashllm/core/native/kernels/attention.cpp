@@ -311,6 +311,13 @@ size_t write_rows(const KernelTable& table, DType dtype, const float* values, si
   return count;
 }
 
+size_t encoding_work(DType dtype, size_t values) {
+  // Of int4 seven scales of each group are tried: 6.6 ns a value were measured, where memory gives
+  // 25 GB/s.
+  const size_t bytes_a_value = dtype == DType::int4 ? 128 : is_grouped(dtype) ? 16 : sizeof(float);
+  return bytes_a_value * values;
+}
+
 void refuse_row(DType dtype, const float* values, size_t columns) {
   float largest = 0;
   for (size_t c = 0; c < columns; ++c) {

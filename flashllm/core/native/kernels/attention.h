@@ -184,6 +184,9 @@ WriteSizes check_write(const HeadRows& rows, View<const float> values, int64_t p
 size_t write_rows(const KernelTable& table, DType dtype, const float* values, size_t count,
                   size_t columns, uint8_t* to);
 
+// How much work it is to encode so many values, as the bytes that it takes as long to read.
+size_t encoding_work(DType dtype, size_t values);
+
 // What is wrong with a row that could not be written: throws.
 [[noreturn]] void refuse_row(DType dtype, const float* values, size_t columns);
 

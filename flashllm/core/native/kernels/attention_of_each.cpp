@@ -1,7 +1,8 @@
 // Attention of a token of each of several contexts, and writing their rows.
 //
 // A part is some of the heads of some contexts, which a thread computes alone: for many contexts
-// threads meet once, not once for each.
+// threads meet once, not once for each. All memory is there before they begin, as much as a context
+// by itself takes.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -10,6 +11,7 @@
 #include "attention.h"
 #include "checked.h"
 #include "kernels.h"
+#include "many_vectors.h"
 #include "parts.h"
 
 namespace flash_core {
@@ -36,9 +38,47 @@ Attend attend_of(const AttendEach& task, size_t i) {
           task.sinks};
 }
 
-AttendScratch* thread_scratch() {
-  static thread_local AttendScratch scratch;
-  return &scratch;
+// Heads that share one of keys, in pieces of up to so many.
+struct Pieces {
+  size_t sharing;
+  size_t heads;  // of a piece
+  size_t of_kv_head;
+  size_t of_context;
+
+  // Heads of keys that threads can share out go whole, since they are read once then.
+  Pieces(const AttendSizes& sizes, size_t threads)
+      : sharing(sizes.sharing()),
+        heads(std::min(sharing, std::max(sizes.heads / threads, size_t{1}))),
+        of_kv_head(ceil_div(sharing, heads)),
+        of_context(sizes.kv_heads * of_kv_head) {}
+
+  size_t first(size_t piece) const {
+    return piece / of_kv_head * sharing + piece % of_kv_head * heads;
+  }
+  size_t end(size_t piece) const {
+    return std::min(first(piece) + heads, (piece / of_kv_head + 1) * sharing);
+  }
+};
+
+// Rows are of one token each; what is wrong with the heads themselves is found with the caches.
+void check_width(const WriteEach& task) {
+  if (task.rows.columns < 1 || task.rows.kv_heads < 1) return;
+  const size_t width = (Checked(static_cast<size_t>(task.rows.columns)) *
+                        Checked(static_cast<size_t>(task.rows.kv_heads)))
+                           .get();
+  if (task.values.columns == width) return;
+  throw std::invalid_argument("values has rows of " + std::to_string(task.values.columns) +
+                              "; a token of " + std::to_string(width) + " was expected");
+}
+
+// Where each context's rows go, of which no two may be in one place.
+void check_distinct(const std::vector<View<uint8_t>>& caches) {
+  std::vector<const uint8_t*> places;
+  for (const View<uint8_t>& cache : caches) places.push_back(cache.data);
+  std::sort(places.begin(), places.end());
+  if (std::adjacent_find(places.begin(), places.end()) != places.end()) {
+    throw std::invalid_argument("two contexts have the same cache");
+  }
 }
 
 }  // namespace
@@ -53,40 +93,34 @@ void Kernels::attend_each(const AttendEach& task) {
   if (task.window < 0) {
     throw std::invalid_argument("window is " + std::to_string(task.window));
   }
-  std::vector<AttendSizes> sizes;
+  if (contexts == 0) return;
+  if (runs_of_each_.size() < contexts) runs_of_each_.resize(contexts);
+  std::vector<Attention> each;
+  AttendSizes largest = {};
   size_t work = 0;
   for (size_t i = 0; i < contexts; ++i) {
     const Attend one = attend_of(task, i);
-    sizes.push_back(check_attend(one, &attend_scratch_.runs));
-    work += static_cast<size_t>(one.seen.end - one.seen.first) * sizes[i].row_bytes *
-            sizes[i].heads * 2;
+    const AttendSizes sizes = check_attend(one, &runs_of_each_[i]);
+    const SeenRows seen = {static_cast<size_t>(one.seen.first), static_cast<size_t>(one.seen.end)};
+    each.push_back({task.rows.dtype, sizes, runs_of_each_[i], seen, one.query.data, task.scale,
+                    one.out.data, task.sinks});
+    work += 2 * seen.count() * sizes.row_bytes * sizes.heads;
+    if (sizes.capacity >= largest.capacity) largest = sizes;
   }
-  if (contexts == 0) return;
-  // Heads of queries that share one of keys stay together.
-  const size_t kv_heads = sizes[0].kv_heads;
-  const size_t sharing = sizes[0].sharing();
-  const size_t groups = (Checked(contexts) * Checked(kv_heads)).get();
-  const int parts =
-      parts_for(work, std::min(groups, kPartsPerThread * static_cast<size_t>(threads_)));
+  const auto threads = static_cast<size_t>(threads_);
+  const Pieces pieces(largest, threads);
+  attend_scratch_.make_room(largest.heads, largest);
+  const size_t count = (Checked(contexts) * Checked(pieces.of_context)).get();
+  // Each part has room for the heads of a piece.
+  const size_t rooms = std::max(largest.heads / pieces.heads, size_t{1});
+  const int parts = parts_for(work, std::min({count, rooms, kPartsPerThread * threads}));
   pool_->run(parts, [&](int part) {
-    AttendScratch* const scratch = thread_scratch();
-    size_t group = part_begin(groups, part, parts);
-    const size_t end = part_begin(groups, part + 1, parts);
-    while (group < end) {
-      const size_t i = group / kv_heads;
-      const Attend one = attend_of(task, i);
-      scratch->runs.assign_layer(one.keys.data, one.values.data, kv_heads, sizes[i].capacity,
-                                 sizes[i].row_bytes);
-      scratch->make_room(sharing, sizes[i]);
-      const Attention attention = {
-          task.rows.dtype, sizes[i],
-          scratch->runs,   {static_cast<size_t>(one.seen.first), static_cast<size_t>(one.seen.end)},
-          one.query.data,  task.scale,
-          one.out.data,    task.sinks};
-      for (; group < end && group / kv_heads == i; ++group) {
-        const size_t head = group % kv_heads * sharing;
-        attend_heads(table_, attention, head, head + sharing, scratch->from(0, sizes[i]));
-      }
+    const HeadRoom room = attend_scratch_.from(static_cast<size_t>(part) * pieces.heads, largest);
+    const size_t end = part_begin(count, part + 1, parts);
+    for (size_t at = part_begin(count, part, parts); at < end; ++at) {
+      const size_t piece = at % pieces.of_context;
+      attend_heads(table_, each[at / pieces.of_context], pieces.first(piece), pieces.end(piece),
+                   room);
     }
   });
 }
@@ -96,20 +130,20 @@ void Kernels::write_head_rows_each(const WriteEach& task) {
   const size_t contexts = task.values.rows;
   check_count("positions", task.positions.size, contexts);
   check_count("caches", task.caches.size(), contexts);
+  if (contexts == 0) return;
+  check_distinct(task.caches);
+  check_width(task);
   std::vector<WriteSizes> sizes;
   for (size_t i = 0; i < contexts; ++i) {
     sizes.push_back(check_write(task.rows, {task.values.row(i), task.values.columns},
                                 task.positions.data[i], task.caches[i]));
-    if (sizes[i].tokens == 1) continue;
-    throw std::invalid_argument("values has " + std::to_string(sizes[i].tokens) +
-                                " tokens of each context; one was expected");
   }
-  if (contexts == 0) return;
   const size_t kv_heads = sizes[0].kv_heads;
   const size_t columns = sizes[0].columns;
   const size_t count = (Checked(contexts) * Checked(kv_heads)).get();
   const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
-  const int parts = parts_for(count * columns * sizeof(float), std::min(count, most));
+  const int parts =
+      parts_for(encoding_work(task.rows.dtype, count * columns), std::min(count, most));
   std::vector<const float*> refused(static_cast<size_t>(parts), nullptr);
   pool_->run(parts, [&](int part) {
     const size_t end = part_begin(count, part + 1, parts);

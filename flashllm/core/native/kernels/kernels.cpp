@@ -311,7 +311,8 @@ void Kernels::write_head_rows(const HeadRows& rows, View<const float> values, in
   const WriteSizes sizes = check_write(rows, values, position, cache);
   const size_t head_values = sizes.tokens * sizes.columns;
   const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
-  const int parts = parts_for(values.size * sizeof(float), std::min(sizes.kv_heads, most));
+  const int parts =
+      parts_for(encoding_work(rows.dtype, values.size), std::min(sizes.kv_heads, most));
   std::vector<const float*> refused(static_cast<size_t>(parts), nullptr);
   pool_->run(parts, [&](int part) {
     const size_t end = part_begin(sizes.kv_heads, part + 1, parts);

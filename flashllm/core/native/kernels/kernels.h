@@ -176,7 +176,8 @@ class Kernels {
   std::vector<QuantisedInput> inputs_;  // of vectors that are multiplied with rows as they lie
   std::vector<float> partial_;          // [columns], whole units; each part has its own range
   AttendScratch attend_scratch_;
-  std::vector<CacheLine> packed_;  // vectors of a product
+  std::vector<HeadRuns> runs_of_each_;  // of each context
+  std::vector<CacheLine> packed_;       // vectors of a product
 };
 
 }  // namespace flash_core
