@@ -141,21 +141,25 @@ AttendSizes check_attend(const Attend& task, HeadRuns* runs);
 // The same of runs; out_of_range for runs that leave the bytes.
 AttendSizes check_attend_runs(const AttendRuns& task, HeadRuns* runs);
 
+// A head's query, in a line of the cache of its own: other threads have those beside it.
+struct alignas(64) HeadQuery {
+  QuantisedInput rounded;
+  DotInput input = {};
+};
+
 // Where some heads that follow one another are computed, the first of them first.
 struct HeadRoom {
   float* scores;   // [heads, capacity]
   float* partial;  // [columns in whole units]
-  QuantisedInput* queries;
-  DotInput* inputs;
+  HeadQuery* queries;
 };
 
 // Memory that is kept from call to call.
 struct AttendScratch {
   HeadRuns runs;
-  std::vector<float> scores;            // [heads, capacity]
-  std::vector<float> partials;          // [heads, columns in whole units]
-  std::vector<QuantisedInput> queries;  // of each head
-  std::vector<DotInput> inputs;         // of each head
+  std::vector<float> scores;       // [heads, capacity]
+  std::vector<float> partials;     // [heads, columns in whole units]
+  std::vector<HeadQuery> queries;  // of each head
 
   // For so many heads of a layer.
   void make_room(size_t heads, const AttendSizes& sizes);
