@@ -1,8 +1,8 @@
 // Attention of a token of each of several contexts, and writing their rows.
 //
 // A part is some of the heads of some contexts, which a thread computes alone: for many contexts
-// threads meet once, not once for each. All memory is there before they begin, as much as a context
-// by itself takes.
+// threads meet once, not once for each. Scores have the memory of one context by itself, which is
+// there before they begin.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
