@@ -98,8 +98,10 @@ class PagePlan:
 
 _PAGE_RECORD_BYTES = 4 + 1 + 8
 """Of each page: its slot, whether it is on flash, two checksums."""
-_SLOT_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 8
-"""Of each slot: its page, when it was written and used, pins, whether it leaves, its free place."""
+_SLOT_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 8 + (3 + 8 + 8)
+"""Of each slot: its page, when it was written and used, pins, whether it leaves, its free place.
+
+And while some are chosen that leave: whether it may, its number, and when the newer ones came."""
 
 
 def least_slots(shape: PageShape) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -104,3 +106,37 @@ def test_a_limited_pool_is_that_of_a_plain_list(name: str) -> None:
         pool.append(2, time, time + 1)
         for head in range(2):
             assert np.flatnonzero(pool.held(2, context)[head]).tolist() == tokens[head]
+
+
+@pytest.mark.parametrize("name", ["fifo", "lru", "counter"])
+@pytest.mark.parametrize("count", [1, 40, 9_000, 20_000, 30_000])
+def test_victims_of_many_slots_are_those_of_all_in_order(name: str, count: int) -> None:
+    """Slots are looked at in pieces; what gives way is what a sort of all of them says."""
+    generator = np.random.default_rng(7)
+    policy = make_pool_policy(name, 30_000)
+    came = generator.permutation(30_000)
+    policy.insert(came, 1)
+    for time in range(2, 5):
+        policy.use(generator.permutation(30_000)[:8_000], time)
+    some = np.sort(generator.permutation(30_000)[:20_000])
+    inserted = np.empty(30_000, int)
+    inserted[came] = np.arange(30_000)
+    worth = {slot: int(value) for slot, value in zip(some, policy._values(some), strict=True)}
+    newer = set(sorted(some, key=lambda slot: inserted[slot])[10_000:]) if name != "fifo" else set()
+    expected = sorted(some, key=lambda slot: (slot in newer, worth[slot], inserted[slot]))
+    assert policy.victims(some, count).tolist() == [int(slot) for slot in expected[:count]]
+
+
+@pytest.mark.parametrize("name", ["fifo", "lru", "counter"])
+def test_choosing_victims_takes_little_memory(name: str) -> None:
+    """As the plan of pages says: of each slot a number at most, besides a piece that is sorted."""
+    policy = make_pool_policy(name, 200_000)
+    every = np.arange(200_000)
+    policy.insert(every, 1)
+    tracemalloc.start()
+    try:
+        policy.victims(every, 500)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * len(every) + 700_000
