@@ -3,8 +3,10 @@
 A block is tried with short prompts and a few tokens, each number of rows with the model opened
 anew, since memory for rows is taken from that for weights. Numbers are doubled until that gains
 nothing, or no longer fits under the ceiling; and the largest that fits is tried too, since many
-rows read layers in order, which few do not gain from. No answer depends on what is found. Source:
-FlexGen (arXiv 2303.06865), section 4.3, whose policies are adjusted by hand where they do not fit.
+rows read layers in order, which few do not gain from. Where a part of keys and values is on flash,
+what a step reads of them at the end of the longest answers is added to its time, since short trials
+read none. No answer depends on what is found. Source: FlexGen (arXiv 2303.06865), section 4.3,
+whose policies are adjusted by hand where they do not fit.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashllm.errors import MemoryCeilingTooSmall, OutOfMemory
+from flashllm.telemetry.costs import ratio
 
 if TYPE_CHECKING:
     from flashllm.engine.local import Model
+    from flashllm.planning.plan import Plan
 
 PROMPT_TOKENS = 8
 FIRST_STEPS = 3
@@ -105,7 +109,6 @@ def tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], rows: int)
             prompts[number % len(prompts)][:PROMPT_TOKENS],
             max_tokens=FIRST_STEPS + STEPS + 1,
             context=context,
-            telemetry=False,
         )
         for number, context in enumerate(contexts)
     ]
@@ -117,7 +120,17 @@ def tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], rows: int)
             break
         begin = time.monotonic()
         tokens = going[0].next_of_each(going[1:])
-        rates.append(len(tokens) / (time.monotonic() - begin))
+        seconds = time.monotonic() - begin
+        costs = (token.cost for token in tokens if token is not None)
+        bytes_read = sum(cost.bytes_read for cost in costs if cost is not None)
+        seconds *= 1 + ratio(_paged_bytes(model.plan), bytes_read)
+        rates.append(len(tokens) / seconds)
     for one in going:
         one.close()
     return statistics.median(rates[FIRST_STEPS:] or rates or [0.0])
+
+
+def _paged_bytes(plan: Plan) -> int:
+    """What a step reads of keys and values once all contexts are full."""
+    pages = plan.kv_pages
+    return 0 if pages is None else max(pages.flash_bytes - pages.memory_bytes, 0)

@@ -84,3 +84,27 @@ def test_with_a_model(sparse_model: Path) -> None:
     assert found in (1, 2)
     assert [trial.rows for trial in trials][:2] == [1, 2]
     assert all(trial.tokens_per_second > 0 and not trial.problem for trial in trials)
+
+
+def test_pages_on_flash_take_as_long_as_the_weights_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Short trials read none of them: a step that reads 4 MB would read 6 MB more when it is full."""
+    clock = iter(range(100))
+    monkeypatch.setattr(block_search, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    token = SimpleNamespace(cost=SimpleNamespace(bytes_read=2e6))
+    going = SimpleNamespace(
+        pending=token,
+        first_of_each=lambda _others: None,
+        next_of_each=lambda _others: [token, token],
+        close=lambda: None,
+    )
+    model: Any = SimpleNamespace(generate=lambda *_ids, **_how: going, new_context=object)
+
+    def rate(pages: Any) -> float:
+        model.plan = SimpleNamespace(kv_pages=pages)
+        return block_search.tokens_per_second(model, [[1]], 2)
+
+    assert rate(None) == 2
+    assert rate(SimpleNamespace(flash_bytes=0, memory_bytes=10**7)) == 2
+    assert rate(SimpleNamespace(flash_bytes=10**7, memory_bytes=4 * 10**6)) == 2 / 2.5

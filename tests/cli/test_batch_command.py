@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +15,16 @@ from typing import Any
 
 import pytest
 
+from flashllm.batch import block_search
 from flashllm.batch.row import row_seed
 from flashllm.cli.commands import batch
 from flashllm.cli.main import main
 from flashllm.cli.shared import open_model, output
+from flashllm.engine.loading import scenario_of
 from flashllm.engine.local import Model
 from flashllm.errors import ReadFailed
+from flashllm.options import DEFAULT_OPTIONS
+from flashllm.planning.plan import smallest_ceiling
 from tests.support.fake_engine import FakeModel
 
 WORDS = ("ocean", "forest", "river", "stone", "bread", "music", "winter", "horse", "doctor", "ship")
@@ -116,6 +121,37 @@ def test_a_policy_by_hand_changes_places_and_no_answer(
     assert got["realised"]["wc"] == pytest.approx(40, abs=1)
     assert got["realised"]["cc"] == pytest.approx(30, abs=1)
     assert "3,2,0,40,0,30,0,100 asked for, 6,1,0," in printed.err
+
+
+def test_a_block_that_does_not_fit_is_tried_with_keys_and_values_on_flash(
+    answered: tuple[Path, bytes],
+    demo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under a ceiling for some sixteen rows eighteen are answered at once, if trials say that it gains."""
+    monkeypatch.setattr(block_search, "tokens_per_second", lambda _model, _ids, rows: float(rows))
+    scenario = scenario_of(demo, DEFAULT_OPTIONS, None).having(contexts=12, context=256)
+    ceiling = smallest_ceiling(scenario.spec, scenario.sizes, scenario.options)
+    rows, expected = answered
+    command = ["batch", str(rows), str(tmp_path / "answers"), str(demo), "--block", "auto"]
+    options = ["--ctx-size", "256", "--memory", f"{(ceiling >> 20) + 8}MiB"]
+    assert main([*command, *options, "--json"]) == 0
+    assert (tmp_path / "answers").read_bytes() == expected
+    printed = capsys.readouterr()
+    found = re.search(r"--block 18 --kv-memory (\d+)MiB: 18 tokens a second", printed.err)
+    assert found, printed.err
+    assert "--block 16: 16 tokens a second" in printed.err
+    # By hand it is the same block, and a limit that was asked for is left as it is.
+    by_hand = [*command[:-1], "18", *options, "--kv-memory", f"{found[1]}MiB", "--overwrite"]
+    assert main([*by_hand, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    planned = ("ceiling_bytes", "kv_tokens_peak", "completion_tokens")
+    assert [json.loads(printed.out)[key] for key in planned] == [again[key] for key in planned]
+    monkeypatch.setattr(block_search, "tokens_per_second", lambda _model, _ids, rows: 1 / rows)
+    assert main([*command, *options, "--kv-memory", "8MiB", "--overwrite"]) == 0
+    assert "--block 18 --kv-memory" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

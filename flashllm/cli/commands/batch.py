@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.batch.admission import DEFAULT_SCHEDULE, SCHEDULES, admission_of
 from flashllm.batch.block import RowsInBlock, waits_for_places
-from flashllm.batch.block_search import Trial, find_block
 from flashllm.batch.data_parallel.weightless_model import WeightlessModel
 from flashllm.batch.encoded_row import encode_row
 from flashllm.batch.input_rows import STREAM, InputRows, open_source, read_rows
@@ -21,7 +20,7 @@ from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
 from flashllm.batch.row import Row, RowDefaults
 from flashllm.batch.row_by_row import RowByRow, Schedule
 from flashllm.batch.run import BatchRun, BatchSummary
-from flashllm.cli.commands import batch_policy
+from flashllm.cli.commands import batch_block, batch_policy
 from flashllm.cli.commands.batch_progress import BatchProgress
 from flashllm.cli.commands.batch_stages import add_stages, check_stages, follow, opened_stages
 from flashllm.cli.commands.batch_workers import add_ray, check_ray, opened_workers
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from flashllm.batch.answer_order import AnswerOrder
     from flashllm.engine.local import Model
     from flashllm.engine.protocol import PromptModel
+    from flashllm.options import ModelOptions
     from flashllm.planning.batch.policy import BatchPolicy
     from flashllm.planning.plan import Plan
     from flashllm.telemetry.device_rates import DeviceRates
@@ -194,7 +194,9 @@ class _Batch:
 
     def _answer_here(self) -> _Report:
         arguments, policy = self.arguments, self._policy()
-        block = arguments.block or self._found_block()
+        block, options = arguments.block, open_model.options_of(arguments)
+        if not block:
+            block, options = self._found_block()
         opened: contextlib.AbstractContextManager[Model]
         if arguments.stages is not None:
             opened = opened_stages(arguments, self.directory)
@@ -202,7 +204,7 @@ class _Batch:
             made, block = batch_policy.applied(arguments, self.directory, policy), policy.block.rows
             opened = open_model.open_engine(self.directory, arguments, block, made.options)
         else:
-            opened = open_model.open_engine(self.directory, arguments, block)
+            opened = open_model.open_engine(self.directory, arguments, block, options)
         with opened as model, self._running(model):
             for caution in model.cautions():
                 remark(caution)
@@ -233,12 +235,13 @@ class _Batch:
             each = [worker.to_json() for worker in opened.workers]
             return _Report.of(summary, first.rates, first.plan, each)
 
-    def _found_block(self) -> int:
-        """The number of rows that was the fastest in trials."""
+    def _found_block(self) -> tuple[int, ModelOptions]:
+        """The number of rows that was the fastest in trials, and the options it was tried with."""
         prompts = self._tried_prompts()
         if not prompts:
-            return 1
-        return _found_block(self.arguments, self.directory, prompts, len(self.rows), self.running)
+            return 1, open_model.options_of(self.arguments)
+        trials = batch_block.BlockTrials(self.arguments, self.directory, self.running)
+        return trials.best(prompts, min(len(self.rows), ROWS_MAX))
 
     def _policy(self) -> BatchPolicy | None:
         """The policy of the block, as it was asked for or found; None where there is none."""
@@ -308,32 +311,6 @@ def _answer(
         remark(f"interrupted; {_how_to_go_on(arguments, output.order)}")
         return interruption.exit_code
     return EXIT_ROW_ERRORS if output.order.n_failures else 0
-
-
-def _found_block(
-    arguments: argparse.Namespace,
-    directory: Path,
-    prompts: list[list[int]],
-    rows: int,
-    running: RunningModel,
-) -> int:
-    """The number of rows that was the fastest in trials."""
-
-    @contextlib.contextmanager
-    def opened(contexts: int) -> Iterator[Model]:
-        with open_model.open_engine(directory, arguments, contexts) as model:
-            running.model = model
-            try:
-                yield model
-            finally:
-                running.model = None
-
-    def tell(trial: Trial) -> None:
-        speed = f"{format_number(trial.tokens_per_second)} tokens a second"
-        remark(f"--block {trial.rows}: {trial.problem or speed}")
-
-    most = min(rows, ROWS_MAX)
-    return find_block(opened, prompts, most, lambda: running.is_stopped, tell)
 
 
 def _how_to_go_on(arguments: argparse.Namespace, order: AnswerOrder) -> str:
