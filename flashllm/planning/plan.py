@@ -418,29 +418,11 @@ def _fitting_options(
     spec: ModelSpec, sizes: Sizes, options: ModelOptions, profile: Profile | None
 ) -> str:
     """The flags of the first smaller options that fit into the ceiling; "" where none do."""
+    assert options.memory is not None
     for words, smaller in (*smaller_options(spec, options), *_on_flash(spec, options)):
-        if _fits(spec, sizes, smaller, profile):
+        if smallest_ceiling(spec, sizes, smaller, profile) + ADVICE_MARGIN_BYTES <= options.memory:
             return words
     return ""
-
-
-def fitting_kv_memory(
-    spec: ModelSpec, sizes: Sizes, options: ModelOptions, profile: Profile | None = None
-) -> int | None:
-    """The largest `kv_memory`, in eighths of all keys and values, that leaves room for the rest.
-
-    None where the ceiling is too small for any, or where a `kv_memory` was asked for.
-    """
-    for _, smaller in _on_flash(spec, options):
-        if _fits(spec, sizes, smaller, profile):
-            return smaller.kv_memory
-    return None
-
-
-def _fits(spec: ModelSpec, sizes: Sizes, options: ModelOptions, profile: Profile | None) -> bool:
-    assert options.memory is not None
-    smallest_bytes = smallest_ceiling(spec, sizes, options, profile)
-    return smallest_bytes + ADVICE_MARGIN_BYTES <= options.memory
 
 
 def _on_flash(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, ModelOptions]]:

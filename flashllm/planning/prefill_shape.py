@@ -25,7 +25,7 @@ _SCORE_BYTES = 2 * MIB
 """Scores of a chunk's attention, in all threads together; `kScoreBytes` of the core."""
 LARGEST_CHUNK = 512
 """The most tokens that a prompt's chunk grows to by itself."""
-_LARGEST_CHUNK_OF_ROWS = 2048
+LARGEST_CHUNK_OF_ROWS = 2048
 """The same of a block of rows."""
 _CHUNK_SHARE = 16
 """A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
@@ -105,7 +105,7 @@ class PrefillShape:
         """The same, or with the larger chunk with which a block of rows reads the least bytes."""
         shape = best = self.grown(spec, spare_bytes)
         least_bytes = self._bytes_read(spec, spare_bytes, block, best.tokens)
-        while 2 * shape.tokens <= _LARGEST_CHUNK_OF_ROWS:
+        while 2 * shape.tokens <= LARGEST_CHUNK_OF_ROWS:
             shape = shape.with_tokens(2 * shape.tokens)
             if self._grown_bytes(spec, shape.tokens) > spare_bytes // _CHUNK_SHARE_OF_ROWS:
                 break

@@ -48,7 +48,7 @@ class ShapeChoice:
         spec, options, least = self.spec, self.options, self.least()
         if options.chunk_tokens is not None:
             return least
-        share = self._step_share(union_tokens)
+        share = self.step_share(union_tokens)
         if share is None or options.device is not None:  # which has room for a usual chunk
             return least.grown(spec, spare_bytes)
         if options.slot_memory is not None:
@@ -85,7 +85,7 @@ class ShapeChoice:
         """The smallest ring, and activations of a chunk with a token of each context beside it."""
         return shape.bytes(self.spec, self.stride, contexts=contexts_of(self.options))
 
-    def _step_share(self, union_tokens: int) -> float | None:
+    def step_share(self, union_tokens: int) -> float | None:
         """How much of the layers a step of a block reads; None where slots decide that."""
         rows, select, experts = contexts_of(self.options), self.options.select, self.spec.experts
         assert select is not None

@@ -89,7 +89,7 @@ def test_with_a_model(sparse_model: Path) -> None:
 def test_pages_on_flash_take_as_long_as_the_weights_of_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Short trials read none of them: a step that reads 4 MB would read 6 MB more when it is full."""
+    """Short trials read none: a step that reads 4 MB would read 6 MB more when it is full."""
     clock = iter(range(100))
     monkeypatch.setattr(block_search, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     token = SimpleNamespace(cost=SimpleNamespace(bytes_read=2e6))
