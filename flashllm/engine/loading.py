@@ -152,7 +152,9 @@ def _load(
         if device is None or plan.device is None:
             kernels = core.open_kernels(compute_threads(), fast=plan.arithmetic == "fast")
             opened.callback(kernels.close)
-            resident = tile_matrices(store.load_resident(direct, on_read), kernels)
+            leaves = plan.embedding_on_flash
+            loaded = store.load_resident(direct, on_read, leaves_embedding=leaves)
+            resident = tile_matrices(loaded, kernels)
         else:
             kernels = open_device_kernels(store, device, plan.device, compute_threads())
             opened.callback(kernels.close)

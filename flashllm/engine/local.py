@@ -527,21 +527,25 @@ class Model:
 
 
 def _reader_stats(store: Store, decoder: Decoder) -> Callable[[], dict[str, Any]]:
-    """What counts reads: of bundles, and of keys and values where some are on flash."""
-    bundles: Callable[[], dict[str, Any]] = store.reader.stats
+    """What counts reads: of bundles, of keys and values, and of embeddings that are on flash."""
+    readers: list[Callable[[], dict[str, Any]]] = [store.reader.stats]
     pool = decoder.kv_pool
-    if pool is None or pool.file is None:
-        return bundles
-    pages = pool.file.stats
+    if pool is not None and pool.file is not None:
+        readers.append(pool.file.stats)
+    if store.embedding_rows is not None:
+        readers.append(store.embedding_rows.stats)
+    if len(readers) == 1:
+        return readers[0]
 
-    def both() -> dict[str, Any]:
-        counts, more = bundles(), pages()
-        sizes = zip(counts["size_histogram"], more["size_histogram"], strict=True)
-        deepest = max(counts["depth_max"], more["depth_max"])
-        sums = {name: counts[name] + more[name] for name in counts if name != "size_histogram"}
-        return {**sums, "size_histogram": [sum(pair) for pair in sizes], "depth_max": deepest}
+    def together() -> dict[str, Any]:
+        each = [stats() for stats in readers]
+        sizes = zip(*(counts["size_histogram"] for counts in each), strict=True)
+        names = [name for name in each[0] if name != "size_histogram"]
+        sums = {name: sum(counts[name] for counts in each) for name in names}
+        sums["depth_max"] = max(counts["depth_max"] for counts in each)
+        return {**sums, "size_histogram": [sum(numbers) for numbers in sizes]}
 
-    return both
+    return together
 
 
 def _checked_ids(ids: Sequence[int]) -> list[int]:

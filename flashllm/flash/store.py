@@ -33,10 +33,12 @@ from flashllm.flash.file_loading import (
     open_reader,
 )
 from flashllm.flash.file_names import BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.matrix_rows import MatrixRows
 from flashllm.flash.model_files import ModelFiles
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.flash.tensor_table import (
+    EMBEDDING,
     check_resident,
     encoding_of,
     predictor_columns,
@@ -59,6 +61,8 @@ class Store(ModelFiles):
         self._bundles = str(directory / BUNDLES_FILE)  # named some sixty times a token
         self._reader: core.Reader | None = None
         self._rows_apart = False
+        self.embedding_rows: MatrixRows | None = None
+        """Of an embedding that stays on flash, once the resident tensors are loaded."""
         self.read_wait = WaitClock()
         """How long the wait for bundles that is under way has lasted."""
 
@@ -179,12 +183,32 @@ class Store(ModelFiles):
         except core.ChecksumError as error:
             raise damaged(Path(self._bundles), f", {str(error).partition(':')[0]}") from error
 
-    def load_resident(self, direct: bool, on_read: OnRead = ignore_read) -> dict[str, RawTensor]:
+    def load_resident(
+        self, direct: bool, on_read: OnRead = ignore_read, *, leaves_embedding: bool = False
+    ) -> dict[str, RawTensor]:
         """All resident tensors, read once; `LayoutError` unless they fit the spec.
 
-        `on_read` gets the bytes of each piece that was read.
+        `on_read` gets the bytes of each piece that was read. `leaves_embedding` on flash, where
+        `embedding_rows` are read from then.
         """
-        return self.load_resident_image(direct, on_read)[0]
+        if not leaves_embedding:
+            return self.load_resident_image(direct, on_read)[0]
+        names = [name for name in tensor_table(self.spec) if name != EMBEDDING]
+        (tensors,) = self.load_resident_groups([names], direct, on_read)
+        self._open_embedding(direct, on_read)
+        return tensors
+
+    def _open_embedding(self, direct: bool, on_read: OnRead) -> None:
+        path = self.directory / RESIDENT_FILE
+        index = read_tensor_index(path)
+        record, shape = index[EMBEDDING], tensor_table(self.spec)[EMBEDDING]
+        dtype = resident_dtype(EMBEDDING, shape, self.spec)
+        self.embedding_rows = MatrixRows(path, EMBEDDING, record, dtype, direct)
+        if self.verify == "off":
+            on_read(record.nbytes)
+            return
+        parts = {part.name: part for part in self._parts(RESIDENT_FILE, index)}
+        self.embedding_rows.check(parts.get(EMBEDDING), on_read)
 
     def load_resident_image(
         self, direct: bool, on_read: OnRead = ignore_read
@@ -276,6 +300,9 @@ class Store(ModelFiles):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        if self.embedding_rows is not None:
+            self.embedding_rows.close()
+            self.embedding_rows = None
 
     def __enter__(self) -> Store:
         return self

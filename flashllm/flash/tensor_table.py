@@ -20,6 +20,17 @@ CHOICE_BIAS = ".router.choice_bias"
 SHARED_ROUTER = ".shared.router.weight"
 
 
+def embedding_shape(spec: ModelSpec) -> tuple[str, tuple[int, ...]]:
+    """Encoding and shape of the embedding."""
+    shape = (spec.vocab_size, spec.embed_dim)
+    return resident_dtype(EMBEDDING, shape, spec), shape
+
+
+def own_embedding_bytes(spec: ModelSpec) -> int:
+    """Bytes of an embedding of which a token needs one row; 0 where it is the head too."""
+    return 0 if spec.tied_head else resident_bytes(EMBEDDING, embedding_shape(spec)[1], spec)
+
+
 def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every resident tensor of a model; matrices are [out, in]."""
     width = spec.d_model

@@ -33,6 +33,7 @@ from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.block_schedule import BlockSchedule
 from flashllm.model.decoder_parts import (
+    flash_embedding,
     largest_in_dram,
     make_bundles,
     make_kv_pool,
@@ -110,7 +111,8 @@ class Decoder:
         shape = plan.prefill
         self.pool = pool = make_pool(store, plan, clock, kernels, device)
         self._products = products = Products(spec, kernels, shape.bundles)
-        transformer = Transformer(spec, resident, kernels, products, clock, link)
+        embedding = flash_embedding(store, kernels)
+        transformer = Transformer(spec, resident, kernels, products, clock, link, embedding)
         weights = transformer.feed_forward_weights
         bundles = make_bundles(store, selector, kernels, weights, pool)
         self._transformer = transformer

@@ -15,6 +15,7 @@ from flashllm.flash.store import Store
 from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.model.active_set_selectors import Selector
+from flashllm.model.encoded_rows import FlashTable
 from flashllm.model.ffn_experts import Experts
 from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.router import SelectRouted
@@ -32,6 +33,12 @@ def largest_in_dram(resident: Mapping[str, RawTensor], plan: Plan) -> NDArray[np
     elsewhere = set(() if plan.device is None else plan.device.matrices)
     here = (tensor.raw for name, tensor in resident.items() if name not in elsewhere)
     return max(here, key=len)
+
+
+def flash_embedding(store: Store, kernels: core.Kernels) -> FlashTable | None:
+    """The embedding, where it stays on flash."""
+    rows = store.embedding_rows
+    return None if rows is None else FlashTable(rows, store.spec.embed_dim, kernels)
 
 
 def make_bundles(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.dtypes import row_bytes
+from flashllm.flash.matrix_rows import MatrixRows
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 
@@ -25,6 +26,24 @@ class Table:
         """[n] to [n, columns]."""
         out = LARGE_ARRAYS.empty(len(ids), self.weight.shape[1])
         decode(self.weight, self.kernels, np.array(ids, np.int32), out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class FlashTable:
+    """The same of a matrix that stays on flash."""
+
+    rows: MatrixRows
+    columns: int
+    kernels: core.Kernels
+
+    def __call__(self, ids: Sequence[int]) -> Floats:
+        """[n] to [n, columns]; errors of `MatrixRows.read`."""
+        out = LARGE_ARRAYS.empty(len(ids), self.columns)
+        raw, own = self.rows.read(np.array(ids, np.int32)), np.arange(len(ids), dtype=np.int32)
+        dtype = self.rows.dtype
+        size = row_bytes(dtype, self.columns)
+        self.kernels.decode_rows(raw, size, 0, dtype, own, self.columns, out.reshape(-1))
         return out
 
 

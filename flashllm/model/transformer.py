@@ -21,7 +21,7 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.tensor_table import EMBEDDING, HEAD, POSITIONS
 from flashllm.large_arrays import Floats
 from flashllm.model.attention import Span
-from flashllm.model.encoded_rows import Table
+from flashllm.model.encoded_rows import FlashTable, Table
 from flashllm.model.layer import ResidentParts
 from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.products import Products
@@ -53,7 +53,9 @@ class Transformer:
         products: Products,
         clock: PartClock,
         link: StageLink | None = None,
+        embedding: FlashTable | None = None,
     ) -> None:
+        """The `embedding` is one that stays on flash, which is not in `resident` then."""
         self.spec = spec
         self.observer: LayerObserver | None = None
         """Who is told of each layer."""
@@ -65,7 +67,9 @@ class Transformer:
         """Of the layers that have bundles."""
         self._dense = [parts.dense_feed_forward(index) for index in range(spec.dense_layers)]
         is_first, is_last = link is None or link.is_first, link is None or link.is_last
-        self._embedding = Table(resident[EMBEDDING], kernels) if is_first else None
+        self._embedding: Table | FlashTable | None = embedding
+        if is_first and embedding is None:
+            self._embedding = Table(resident[EMBEDDING], kernels)
         positions = resident.get(POSITIONS)
         self._positions = None if positions is None else Table(positions, kernels)
         self._rotary = None if spec.rope is None else Positions(spec.rope, spec.window_rope)

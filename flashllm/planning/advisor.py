@@ -135,6 +135,8 @@ def ceilings(scenario: Scenario, plan: Plan) -> Ceilings:
     spec, stride = scenario.spec, scenario.sizes.stride
     fixed = sum(plan.split.values()) - plan.split["slots"]
     whole = fixed + spec.bundled_layers * spec.bundles_per_layer * stride
+    if plan.embedding_on_flash:
+        whole += scenario.sizes.own_embedding
     if plan.select in ("all", "router") or scenario.activity is None:
         return Ceilings(plan.smallest_bytes, None, whole)
     least = least_slots(spec, plan.select)

@@ -11,6 +11,7 @@ from flashllm.errors import UsageError
 from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.manifest import Manifest
 from flashllm.flash.model_files import ModelFiles
+from flashllm.flash.tensor_table import own_embedding_bytes
 from flashllm.options import SELECTORS, Select
 from flashllm.planning.activation_stats import Activity, recorded
 from flashllm.planning.plan import Sizes
@@ -97,6 +98,7 @@ def converted_sizes(files: ModelFiles, select: str, interpreter_bytes: int) -> S
         attention=files.resident_bytes() - embeddings,
         predictors=files.predictor_bytes(),
         tokenizer=tokenizer_bytes(files.spec) if has_tokenizer(files.manifest) else 0,
+        own_embedding=0 if files.is_stage else own_embedding_bytes(files.spec),
         stride=files.header.stride,
         predictor_dtype=files.predictor_dtype() or "f16",
         activity=recorded_activity(files, select),

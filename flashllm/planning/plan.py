@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.matrix_rows import rows_memory_bytes
+from flashllm.flash.tensor_table import embedding_shape
 from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import (
     PagePlan,
@@ -63,7 +65,13 @@ from flashllm.planning.slot_allocation import (
 )
 from flashllm.planning.tokenizer_memory import READING_SHARE
 from flashllm.planning.union_tokens import union_tokens_of, warm_union_tokens_of
-from flashllm.planning.ways_to_read import GAP_BYTES, WayToRead, scattered_share, ways_to_read
+from flashllm.planning.ways_to_read import (
+    GAP_BYTES,
+    RESERVE_BYTES,
+    WayToRead,
+    scattered_share,
+    ways_to_read,
+)
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 
@@ -73,6 +81,8 @@ ADVICE_MARGIN_BYTES = 8 * MIB
 """What is advised has this much to spare: two processes are never of exactly one size."""
 
 _SEED_TOKENS = 64
+EMBEDDING_LEAST_BYTES = 16 * MIB
+"""Less of an embedding is not worth a read a token."""
 _FLASH_SHARES = 8
 """Where the ceiling has no room for keys and values, it may have for 7/8 of them, or 6/8 and so on,
 and flash for the rest."""
@@ -97,6 +107,14 @@ class Sizes:
     """Of a model that came with one."""
     application: int = 0
     """The part of the ceiling that another process may take: the terminal application."""
+    own_embedding: int = 0
+    """Of the embeddings, the matrix that is looked up a row a token, where the head is another one:
+    it may stay on flash."""
+
+    def with_embedding_on_flash(self, spec: ModelSpec) -> Sizes:
+        """The same without that matrix in memory, but with what reading its rows takes."""
+        rows = rows_memory_bytes(*embedding_shape(spec))
+        return dataclasses.replace(self, embeddings=self.embeddings - self.own_embedding + rows)
 
     @property
     def before_weights(self) -> int:
@@ -153,6 +171,8 @@ class Plan:
     needs, more of them read the layer. 0 where each needs all."""
     warm_union_tokens: int = 0
     """The same of a prompt where slots are full, of which more tokens miss less."""
+    embedding_on_flash: bool = False
+    """Whether rows of the embedding are read as tokens need them, and not all are in memory."""
     device: DevicePlan | None = None
     """What lies on a device, where there is one. `split` is of DRAM alone, `slots_per_layer` of
     both."""
@@ -238,6 +258,9 @@ def make_plan(
     """
     select, window = options.select, options.window
     assert select is not None
+    embedding_on_flash = leaves_embedding(spec, sizes, options)
+    if embedding_on_flash:
+        sizes = sizes.with_embedding_on_flash(spec)
     context, encoding = context_of(spec, options), encoding_of(options)
     if window is not None:
         window = within("window", window, DEFAULT_WINDOW, 1 << 30)
@@ -294,6 +317,7 @@ def make_plan(
         arithmetic=arithmetic_of(options),
         union_tokens=union_tokens,
         warm_union_tokens=warm_union_tokens,
+        embedding_on_flash=embedding_on_flash,
     )
     request = _device_request(spec, sizes.stride, options)
     return plan if request is None else _with_device(plan, request, request.place())
@@ -389,12 +413,27 @@ def _device_request(spec: ModelSpec, stride: int, options: ModelOptions) -> Devi
     )
 
 
+def leaves_embedding(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> bool:
+    """Whether an embedding that is no head stays on flash: where not all of the model fits.
+
+    A token looks up one row of it, and slots take what it would take. With a device it is in DRAM.
+    """
+    own_bytes = sizes.own_embedding
+    if not own_bytes or own_bytes < EMBEDDING_LEAST_BYTES or options.device is not None:
+        return False
+    bundles = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
+    whole = sum(_fixed_bytes(spec, sizes, options).values()) + bundles + RESERVE_BYTES
+    return options.memory is None or options.memory < whole
+
+
 def smallest_ceiling(
     spec: ModelSpec, sizes: Sizes, options: ModelOptions, profile: Profile | None = None
 ) -> int:
     """The smallest ceiling that `make_plan` accepts with these options, whatever theirs is."""
     select = options.select
     assert select is not None
+    if leaves_embedding(spec, sizes, options.having(memory=None)):
+        sizes = sizes.with_embedding_on_flash(spec)
     reads = ways_to_read(sizes.stride, select, options.io_threads, profile)
     needed_bytes = sum(_fixed_bytes(spec, sizes, options).values())
     needed_bytes += _least_slot_bytes(spec, sizes, select)

@@ -13,7 +13,7 @@ from typing import Any
 
 from flashllm.dtypes import row_bytes
 from flashllm.flash.layout import BundleHeader
-from flashllm.flash.tensor_table import resident_bytes, tensor_table
+from flashllm.flash.tensor_table import own_embedding_bytes, resident_bytes, tensor_table
 from flashllm.options import Select
 from flashllm.planning.plan import Plan, Sizes
 from flashllm.planning.tokenizer_memory import tokenizer_bytes
@@ -113,6 +113,7 @@ def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int, *, has_tokenizer: bo
         attention=weights.attention + weights.gate,
         predictors=predictor_bytes(spec),
         tokenizer=tokenizer_bytes(spec) if has_tokenizer else 0,
+        own_embedding=own_embedding_bytes(spec),
         stride=BundleHeader.for_spec(spec, bytes(16)).stride,
     )
 
