@@ -2,7 +2,8 @@
 
 An embedding is looked up a row a token: a few KB, where all of it may be a gibibyte. The matrix is
 read through once when a model is opened, as if it were loaded: what was written is held against
-its checksum, and each row gets one of its own, since it will be read alone.
+its checksum, and each row gets one of its own, since it will be read alone. What that takes for a
+moment is free then: slots come later.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
-from flashllm.dtypes import row_bytes
 from flashllm.flash.checksums import Part, TensorHash, damaged, forget_cached
 from flashllm.flash.file_loading import (
     OnRead,
@@ -23,23 +23,11 @@ from flashllm.flash.file_loading import (
     ignore_read,
     open_file_reader,
 )
-from flashllm.flash.layout import round_up
 from flashllm.flash.safetensors_file import DATA_ALIGNMENT, TensorRecord
+from flashllm.flash.tensor_spans import ROWS_AT_ONCE, row_place_bytes
 
-_ROWS_AT_ONCE = 32
-"""Of a prompt, and as many reads in flight."""
 _PIECE_BYTES = 4 << 20
 """Read at a time while the matrix is read through."""
-_SUM_BYTES = 4
-
-
-def rows_memory_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Memory of a matrix [rows, columns] that stays on flash: rows that are read, and checksums.
-
-    While it is read through there is room for a piece of it besides, before there are any slots.
-    """
-    place = _place_bytes(row_bytes(dtype, shape[1]))
-    return _ROWS_AT_ONCE * place + _SUM_BYTES * shape[0]
 
 
 class MatrixRows:
@@ -52,12 +40,12 @@ class MatrixRows:
         self.dtype, self.count = dtype, record.shape[0]
         self._path, self._name, self._start = path, name, record.offset
         self._row_bytes = record.nbytes // self.count
-        self._place_bytes = _place_bytes(self._row_bytes)
-        self._buffer = core.Buffer(_ROWS_AT_ONCE * self._place_bytes, huge_pages=False)
+        self._place_bytes = row_place_bytes(self._row_bytes)
+        self._buffer = core.Buffer(ROWS_AT_ONCE * self._place_bytes, huge_pages=False)
         self._raw = self._buffer.array()
         self._id = secrets.token_bytes(16)
         self._sums: NDArray[np.uint32] | None = None
-        self._reader = open_file_reader(path, direct, threads=_ROWS_AT_ONCE)
+        self._reader = open_file_reader(path, direct, threads=ROWS_AT_ONCE)
 
     def check(self, part: Part | None, on_read: OnRead = ignore_read) -> None:
         """Reads all rows, so that each can be held against a checksum from now on.
@@ -87,8 +75,8 @@ class MatrixRows:
         """
         size = self._row_bytes
         out = np.empty(len(ids) * size, np.uint8)
-        for first in range(0, len(ids), _ROWS_AT_ONCE):
-            some = ids[first : first + _ROWS_AT_ONCE]
+        for first in range(0, len(ids), ROWS_AT_ONCE):
+            some = ids[first : first + ROWS_AT_ONCE]
             rows = self._read(some)
             if self._sums is not None and (self._sums_of(rows, some) != self._sums[some]).any():
                 forget_cached(self._path)
@@ -139,8 +127,3 @@ class MatrixRows:
         begins = np.arange(len(ids)) * np.int64(self._row_bytes)
         numbers = ids.astype(np.uint32)
         return core.bundle_checksums(rows, begins, self._row_bytes, self._id, 0, numbers)
-
-
-def _place_bytes(row: int) -> int:
-    """Room for a row, as far from a page in memory as in the file."""
-    return round_up(row + DATA_ALIGNMENT, DATA_ALIGNMENT)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.flash.matrix_rows import rows_memory_bytes
+from flashllm.flash.tensor_spans import rows_memory_bytes
 from flashllm.flash.tensor_table import embedding_shape
 from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import (

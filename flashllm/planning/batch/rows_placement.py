@@ -25,7 +25,6 @@ from flashllm.planning.prefill_shape import (
 )
 from flashllm.planning.shape_choice import ShapeChoice
 from flashllm.planning.slot_allocation import STEP_RING
-from flashllm.telemetry.costs import ratio
 from flashllm.units import MIB
 
 _SHARES = 32
@@ -132,6 +131,8 @@ def _pages_cost(plan: Plan, work: Workload) -> float:
     ends = (work.prompt_tokens, work.prompt_tokens + work.new_tokens)
     first, last = (whole * min(tokens / plan.context, 1.0) for tokens in ends)
     # They grow evenly, and what is beyond the memory for them is on flash.
-    beyond = max(last - memory, 0.0) ** 2 - max(first - memory, 0.0) ** 2
-    on_flash = ratio(beyond, 2 * (last - first), max(first - memory, 0.0))
+    on_flash = max(first - memory, 0.0)
+    if last > first:
+        beyond = max(last - memory, 0.0) ** 2 - on_flash**2
+        on_flash = beyond / (2 * (last - first))
     return _PAGE_COST * (first + last) / 2 + _FLASH_COST * on_flash
