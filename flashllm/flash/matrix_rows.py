@@ -24,7 +24,7 @@ from flashllm.flash.file_loading import (
     open_file_reader,
 )
 from flashllm.flash.safetensors_file import DATA_ALIGNMENT, TensorRecord
-from flashllm.flash.tensor_spans import ROWS_AT_ONCE, row_place_bytes
+from flashllm.flash.tensor_spans import ROW_THREADS, ROWS_AT_ONCE, row_place_bytes
 
 _PIECE_BYTES = 4 << 20
 """Read at a time while the matrix is read through."""
@@ -45,7 +45,7 @@ class MatrixRows:
         self._raw = self._buffer.array()
         self._id = secrets.token_bytes(16)
         self._sums: NDArray[np.uint32] | None = None
-        self._reader = open_file_reader(path, direct, threads=ROWS_AT_ONCE)
+        self._reader = open_file_reader(path, direct, threads=ROW_THREADS)
 
     def check(self, part: Part | None, on_read: OnRead = ignore_read) -> None:
         """Reads all rows, so that each can be held against a checksum from now on.

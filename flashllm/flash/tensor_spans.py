@@ -11,6 +11,8 @@ from flashllm.flash.safetensors_file import DATA_ALIGNMENT, TensorRecord
 
 ROWS_AT_ONCE = 32
 """Rows of a matrix on flash that are read together, for tokens of a prompt."""
+ROW_THREADS = 8
+"""Which read them."""
 _SUM_BYTES = 4
 
 

@@ -96,6 +96,10 @@ class PagePlan:
     """The most that the scratch file takes; 0 where all pages fit into DRAM."""
 
 
+PAGE_READS = 32
+"""Reads of pages in flight, each by a thread where there is no other way."""
+PAGE_THREADS = PAGE_READS + 1
+"""With the one that writes them."""
 _PAGE_RECORD_BYTES = 4 + 1 + 8
 """Of each page: its slot, whether it is on flash, two checksums."""
 _SLOT_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 8 + (3 + 8 + 8)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.errors import Cancelled, CannotCreate, NotEnoughSpace, ReadFailed
-from flashllm.kv_cache.layout import PageShape
+from flashllm.kv_cache.layout import PAGE_READS, PageShape
 from flashllm.system.clock import now_ns
 from flashllm.system.filesystem import describe_storage
 from flashllm.system.noted_times import NotedTimes, TimedTransfers
@@ -37,7 +37,6 @@ from flashllm.units import format_bytes
 Pages = NDArray[np.int64]
 """Numbers of pages, (layer * kv_heads + head) * blocks + block each."""
 
-_READS_IN_FLIGHT = 32
 _PAGES_A_WRITE = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
@@ -339,6 +338,6 @@ def _open_reader(file: int, direct: bool) -> core.Reader:
     return core.Reader(
         f"/dev/fd/{file}",
         direct="optional" if direct else "disabled",
-        threads=_READS_IN_FLIGHT,
+        threads=PAGE_READS,
         backend=core.IO_BACKEND,
     )

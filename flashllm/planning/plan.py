@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.flash.tensor_spans import rows_memory_bytes
+from flashllm.flash.tensor_spans import ROW_THREADS, rows_memory_bytes
 from flashllm.flash.tensor_table import embedding_shape
 from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import (
+    PAGE_THREADS,
     PagePlan,
     kv_bytes,
     plan_pages,
@@ -68,6 +69,7 @@ from flashllm.planning.union_tokens import union_tokens_of, warm_union_tokens_of
 from flashllm.planning.ways_to_read import (
     GAP_BYTES,
     RESERVE_BYTES,
+    THREAD_BYTES,
     WayToRead,
     scattered_share,
     ways_to_read,
@@ -113,7 +115,7 @@ class Sizes:
 
     def with_embedding_on_flash(self, spec: ModelSpec) -> Sizes:
         """The same without that matrix in memory, but with what reading its rows takes."""
-        rows = rows_memory_bytes(*embedding_shape(spec))
+        rows = rows_memory_bytes(*embedding_shape(spec)) + ROW_THREADS * THREAD_BYTES
         return dataclasses.replace(self, embeddings=self.embeddings - self.own_embedding + rows)
 
     @property
@@ -498,6 +500,8 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
     beside = {"application": sizes.application} if sizes.application else {}
     pages = _kv_pages(spec, options)
     kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes
+    if pages is not None and pages.flash_bytes:
+        kv += PAGE_THREADS * THREAD_BYTES
     request, on_device = _device_request(spec, sizes.stride, options), 0
     shapes = ShapeChoice(spec, sizes.stride, options)
     if request is not None:

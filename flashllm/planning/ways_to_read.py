@@ -17,7 +17,7 @@ RESERVE_BYTES = 24 * MIB
 _SCATTERED_SHARE = 0.3
 """The rate of scattered reads of bundles, as a share of that of reads in order, if no profile says
 it: 0.2 to 0.5 were measured for bundles of 5 to 16 KB."""
-_THREAD_BYTES = 192 << 10
+THREAD_BYTES = 192 << 10
 """Memory of a reading thread: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
 _MAX_THREADS = 1024
 
@@ -34,7 +34,7 @@ class WayToRead:
         """Bytes reserved for the threads, and for everything that no other component names."""
         # Each thread reads gaps into a scratch buffer of its own.
         gap_bytes = max(self.gap_bytes - GAP_BYTES, 0)
-        return RESERVE_BYTES + self.threads * (_THREAD_BYTES + gap_bytes)
+        return RESERVE_BYTES + self.threads * (THREAD_BYTES + gap_bytes)
 
 
 def ways_to_read(

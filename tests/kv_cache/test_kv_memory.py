@@ -15,6 +15,7 @@ from flashllm.engine.local import Model, open_model
 from flashllm.errors import MemoryCeilingTooSmall, NotEnoughSpace, ReadFailed, UsageError
 from flashllm.flash.manifest import read_manifest
 from flashllm.kv_cache.layout import (
+    PAGE_THREADS,
     PageShape,
     kv_bytes,
     plan_pages,
@@ -26,6 +27,7 @@ from flashllm.library.open import open_model as open_by_name
 from flashllm.model.decoder import Decoder
 from flashllm.options import ModelOptions
 from flashllm.planning.plan import ADVICE_MARGIN_BYTES, Sizes, make_plan, smallest_ceiling
+from flashllm.planning.ways_to_read import THREAD_BYTES
 from flashllm.spec import ModelSpec
 from tests.support.specs import SPEC
 
@@ -132,9 +134,10 @@ def test_the_plan_counts_the_limit_instead_of_all_keys_and_values() -> None:
         make_plan(SPEC, sizes, options.having(kv_memory=nbytes)) for nbytes in (None, 1 << 20)
     )
     assert plan.kv_pages == plan_pages(SPEC, 512, 1, "f16", 1 << 20)
-    assert plan.split["kv"] == (1 << 20) + score_bytes(SPEC, 512)
-    saved = kv_bytes(SPEC, 512, "f16") - (1 << 20)
-    assert whole.smallest_bytes - plan.smallest_bytes == saved > 0
+    threads_bytes = PAGE_THREADS * THREAD_BYTES
+    assert plan.split["kv"] == (1 << 20) + threads_bytes + score_bytes(SPEC, 512)
+    saved = kv_bytes(SPEC, 512, "f16") - (1 << 20) - threads_bytes
+    assert whole.smallest_bytes - plan.smallest_bytes == saved
     # The limit is of memory that is there.
     pool = PagePool(PageShape.of(SPEC, "f16"), replace(plan.kv_pages, flash_bytes=0))
     assert pool.buffer.nbytes <= 1 << 20
@@ -244,8 +247,8 @@ def test_tokens_of_several_contexts_at_once(sparse_model: Path) -> None:
 @pytest.mark.parametrize("eighths", [1, 3, 7])
 def test_a_ceiling_without_room_for_keys_and_values_names_the_way_to_flash(eighths: int) -> None:
     sizes = Sizes(interpreter=1, embeddings=2, attention=3, predictors=0, stride=4096)
-    options = ModelOptions(select="all", context=512, contexts=64, kv_dtype="int8")
-    part = eighths * 64 * kv_bytes(SPEC, 512, "int8") // 8 >> 20
+    options = ModelOptions(select="all", context=512, contexts=512, kv_dtype="int8")
+    part = eighths * 512 * kv_bytes(SPEC, 512, "int8") // 8 >> 20
     needed = smallest_ceiling(SPEC, sizes, options.having(kv_memory=part << 20))
     ceiling = needed + ADVICE_MARGIN_BYTES
     with pytest.raises(MemoryCeilingTooSmall, match=f"or --kv-memory {part}MiB$"):
