@@ -4,8 +4,8 @@ A block is tried with short prompts and a few tokens, each number of rows with t
 anew, since memory for rows is taken from that for weights. Numbers are doubled until that gains
 nothing, or no longer fits under the ceiling; and the largest that fits is tried too, since many
 rows read layers in order, which few do not gain from. Where a part of keys and values is on flash,
-what a step reads of them at the end of the longest answers is added to its time, since short trials
-read none. No answer depends on what is found. Source: FlexGen (arXiv 2303.06865), section 4.3,
+the time to read them at the end of the answers is added to a step's, since short trials read none.
+No answer depends on what is found. Source: FlexGen (arXiv 2303.06865), section 4.3,
 whose policies are adjusted by hand where they do not fit.
 """
 
@@ -23,7 +23,7 @@ from flashllm.telemetry.costs import ratio
 
 if TYPE_CHECKING:
     from flashllm.engine.local import Model
-    from flashllm.planning.plan import Plan
+    from flashllm.telemetry.costs import TokenCost
 
 PROMPT_TOKENS = 8
 FIRST_STEPS = 3
@@ -32,11 +32,13 @@ STEPS = 5
 GAIN_MIN = 1.05
 """A larger block has to be faster by so much, since it leaves less memory to weights."""
 
+_PAGES_READ_BYTES = 32 << 10
+"""What one read of pages has, about: those of a head lie one after the other."""
 MISSES = 2
 """So many numbers in a row that gain nothing end it: one may have met a busy moment."""
 
-OpenEngine = Callable[[int], "AbstractContextManager[Model]"]
-"""Opens the model for so many rows at once."""
+OpenEngine = Callable[[int, bool], "AbstractContextManager[Model]"]
+"""Opens the model for so many rows at once, whose keys and values may be on flash, or may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +54,44 @@ class Trial:
 def find_block(
     open_engine: OpenEngine,
     prompts: Sequence[Sequence[int]],
+    new_tokens: int,
     most: int,
     is_stopped: Callable[[], bool],
     on_trial: Callable[[Trial], None],
 ) -> int:
     """The fastest number of rows, of 1, 2, 4 ... up to `most`, and one above the best of them.
 
-    `prompts` are of some rows. Errors: those of opening the model for one row.
+    `prompts` are of some rows, and answers have `new_tokens`. Errors: those of opening the model
+    for one row.
     """
     tried: dict[int, Trial] = {}
 
-    def is_better(rows: int, best: int) -> bool:
-        trial = tried[rows] = _tried(open_engine, prompts, rows)
+    def is_better(rows: int, best: int, on_flash: bool = True) -> bool:
+        trial = tried[rows] = _tried(open_engine, prompts, new_tokens, rows, on_flash)
         on_trial(trial)
         return trial.tokens_per_second > GAIN_MIN * tried[best].tokens_per_second
 
-    tried[1] = _tried(open_engine, prompts, 1)
+    def doubled(rows: int, best: int, misses_most: int) -> tuple[int, int]:
+        """The best of `rows`, twice as many and so on while that gains, and the next number."""
+        misses = 0
+        while rows <= most and misses < misses_most and not is_stopped():
+            if is_better(rows, best):
+                best, misses = rows, 0
+            else:
+                misses = misses + 1 if tried[rows].tokens_per_second else misses_most
+            rows *= 2
+        return best, rows
+
+    tried[1] = _tried(open_engine, prompts, new_tokens, 1, on_flash=True)
     on_trial(tried[1])
-    best, rows, misses = 1, 2, 0
-    while rows <= most and misses < MISSES and not is_stopped():
-        if is_better(rows, best):
-            best, misses = rows, 0
-        else:
-            misses = misses + 1 if tried[rows].tokens_per_second else MISSES
-        rows *= 2
+    best, rows = doubled(2, 1, MISSES)
     if tried[max(tried)].tokens_per_second:
         while 2 * rows <= most:
             rows *= 2
+        # What does not fit without pages is told at once.
         while rows not in tried and rows <= most and not is_stopped():
-            if is_better(rows, best):
-                best = rows
+            if is_better(rows, best, on_flash=False):
+                best, _ = doubled(2 * rows, rows, misses_most=1)
             if tried[rows].tokens_per_second:
                 break
             rows //= 2
@@ -91,18 +101,30 @@ def find_block(
     return best
 
 
-def _tried(open_engine: OpenEngine, prompts: Sequence[Sequence[int]], rows: int) -> Trial:
+def _tried(
+    open_engine: OpenEngine,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    rows: int,
+    on_flash: bool,
+) -> Trial:
     try:
-        with open_engine(rows) as model:
-            return Trial(rows, tokens_per_second(model, prompts, rows))
+        with open_engine(rows, on_flash) as model:
+            return Trial(rows, tokens_per_second(model, prompts, new_tokens, rows))
     except (MemoryCeilingTooSmall, OutOfMemory) as error:
         if rows == 1:
             raise
         return Trial(rows, 0.0, str(error).splitlines()[0])
 
 
-def tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], rows: int) -> float:
-    """Tokens of a few steps of so many rows, whose prompts are the beginnings of these."""
+def tokens_per_second(
+    model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, rows: int
+) -> float:
+    """Tokens of a few steps of so many rows, whose prompts are the beginnings of these.
+
+    Told as if rows were at the end of answers of `new_tokens`, for what is on flash of theirs.
+    """
+    end_tokens = max(map(len, prompts)) + new_tokens
     contexts = [None, *(model.new_context() for _ in range(rows - 1))]
     going = [
         model.generate(
@@ -121,16 +143,26 @@ def tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], rows: int)
         begin = time.monotonic()
         tokens = going[0].next_of_each(going[1:])
         seconds = time.monotonic() - begin
-        costs = (token.cost for token in tokens if token is not None)
-        bytes_read = sum(cost.bytes_read for cost in costs if cost is not None)
-        seconds *= 1 + ratio(_paged_bytes(model.plan), bytes_read)
+        costs = [token.cost for token in tokens if token is not None and token.cost is not None]
+        seconds += _paging_seconds(model, end_tokens, costs)
         rates.append(len(tokens) / seconds)
     for one in going:
         one.close()
     return statistics.median(rates[FIRST_STEPS:] or rates or [0.0])
 
 
-def _paged_bytes(plan: Plan) -> int:
-    """What a step reads of keys and values once all contexts are full."""
-    pages = plan.kv_pages
-    return 0 if pages is None else max(pages.flash_bytes - pages.memory_bytes, 0)
+def _paging_seconds(model: Model, end_tokens: int, costs: Sequence[TokenCost]) -> float:
+    """What a step reads of keys and values with so many tokens in each context, beyond its own.
+
+    At the rate of the model's disk, or else at that of the step's own reads.
+    """
+    pages = model.plan.kv_pages
+    if pages is None:
+        return 0.0
+    held = pages.flash_bytes * min(end_tokens / model.plan.context, 1.0)
+    missing = max(held - pages.memory_bytes, 0.0)
+    flash = model.rates().flash
+    if flash is not None:
+        return missing / flash.throughput(_PAGES_READ_BYTES)
+    busy = sum(cost.io_busy_ns for cost in costs) / 1e9
+    return missing * ratio(busy, sum(cost.bytes_read for cost in costs))

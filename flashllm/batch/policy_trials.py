@@ -62,6 +62,7 @@ def find_policy(
     open_policy: OpenPolicy,
     candidates: Sequence[BatchPolicy],
     prompts: Sequence[Sequence[int]],
+    new_tokens: int,
     is_stopped: Callable[[], bool],
     on_trial: Callable[[BatchPolicy, Trial], None],
 ) -> BatchPolicy:
@@ -77,7 +78,7 @@ def find_policy(
         rows = policy.block.rows
         try:
             with open_policy(policy) as model:
-                trial = Trial(rows, tokens_per_second(model, prompts or [[0]], rows))
+                trial = Trial(rows, tokens_per_second(model, prompts or [[0]], new_tokens, rows))
         except (MemoryCeilingTooSmall, OutOfMemory) as error:
             problem = error
             on_trial(policy, Trial(rows, 0.0, str(error).splitlines()[0]))

@@ -471,7 +471,7 @@ class Model:
         return [*found, self._caution] if self._caution else found
 
     def read_latencies(self) -> Latencies:
-        """A histogram of the latencies of all reads since the model was opened."""
+        """A histogram of the latencies of all reads of bundles since the model was opened."""
         self._turns.check_open()
         return Latencies(self._store.reader.latency_histogram())
 

@@ -8,21 +8,24 @@ moment is free then: slots come later.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
-from flashllm.flash.checksums import Part, TensorHash, damaged, forget_cached
+from flashllm.flash.checksums import Part, damaged, forget_cached
 from flashllm.flash.file_loading import (
     OnRead,
     ReadErrors,
     ignore_read,
     open_file_reader,
 )
+from flashllm.flash.layout import round_up
 from flashllm.flash.safetensors_file import DATA_ALIGNMENT, TensorRecord
 from flashllm.flash.tensor_spans import ROW_THREADS, ROWS_AT_ONCE, row_place_bytes
 
@@ -34,9 +37,18 @@ class MatrixRows:
     """Encoded rows of one matrix of a file. One caller at a time."""
 
     def __init__(
-        self, path: Path, name: str, record: TensorRecord, dtype: str, direct: bool
+        self,
+        path: Path,
+        name: str,
+        record: TensorRecord,
+        dtype: str,
+        direct: bool,
+        wait: AbstractContextManager[None],
     ) -> None:
-        """The matrix `name`, which is `record`, in rows of `dtype`; errors as of opening a file."""
+        """The matrix `name`, which is `record`, in rows of `dtype`; errors as of opening a file.
+
+        Reads of rows are within `wait`.
+        """
         self.dtype, self.count = dtype, record.shape[0]
         self._path, self._name, self._start = path, name, record.offset
         self._row_bytes = record.nbytes // self.count
@@ -45,7 +57,11 @@ class MatrixRows:
         self._raw = self._buffer.array()
         self._id = secrets.token_bytes(16)
         self._sums: NDArray[np.uint32] | None = None
-        self._reader = open_file_reader(path, direct, threads=ROW_THREADS)
+        most = max(round_up(self._row_bytes, DATA_ALIGNMENT), DATA_ALIGNMENT)
+        self._direct, self._wait = direct, wait
+        self._reader = open_file_reader(
+            path, direct, threads=ROW_THREADS, max_read_bytes=most + DATA_ALIGNMENT
+        )
 
     def check(self, part: Part | None, on_read: OnRead = ignore_read) -> None:
         """Reads all rows, so that each can be held against a checksum from now on.
@@ -55,38 +71,40 @@ class MatrixRows:
         """
         for again in (False, True):
             sums = [np.empty(0, np.uint32)]
-            whole = TensorHash(self._name if part is None else part.name)
+            whole = None if part is None else part.new_hash()
             for first, rows in self._pieces():
-                whole.update(rows)
+                if whole is not None:
+                    whole.update(rows)
                 sums.append(self._row_sums(rows, first))
                 if not again:
                     on_read(len(rows))
-            if part is None or whole.digest() == part.expected:
+            if part is None or whole is None or whole.digest() == part.expected:
                 self._sums = np.concatenate(sums)
                 return
-            forget_cached(self._path)
+            self._forget_cached()
         assert part is not None
         raise damaged(self._path, part.where)
 
     def read(self, ids: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """The rows `ids`, [n * row bytes]; those of one call are gone with the next.
+        """The rows `ids`, at most `ROWS_AT_ONCE`, one behind the other in [n * row bytes].
 
-        `ReadFailed` or `ChecksumMismatch` for a row that cannot be read as it was written.
+        `ReadFailed` or `ChecksumMismatch` for a row that cannot be read as it was written, and
+        IndexError for one that there is not.
         """
-        size = self._row_bytes
-        out = np.empty(len(ids) * size, np.uint8)
-        for first in range(0, len(ids), ROWS_AT_ONCE):
-            some = ids[first : first + ROWS_AT_ONCE]
-            rows = self._read(some)
-            if self._sums is not None and (self._sums_of(rows, some) != self._sums[some]).any():
-                forget_cached(self._path)
-                rows = self._read(some)
-                wrong = self._sums_of(rows, some) != self._sums[some]
-                if wrong.any():
-                    row = int(some[np.argmax(wrong)])
-                    raise damaged(self._path, f", tensor {self._name}, row {row}")
-            out[first * size : first * size + len(rows)] = rows
-        return out
+        assert len(ids) <= ROWS_AT_ONCE
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.count:
+            raise IndexError(f"a row of {self._name} outside its {self.count}")
+        rows = self._read(ids)
+        if self._sums is None or np.array_equal(self._sums_of(rows, ids), self._sums[ids]):
+            return rows
+        # What passed through memory may be right when it is read again.
+        self._forget_cached()
+        rows = self._read(ids)
+        wrong = self._sums_of(rows, ids) != self._sums[ids]
+        if wrong.any():
+            row = int(ids[np.argmax(wrong)])
+            raise damaged(self._path, f", tensor {self._name}, row {row}")
+        return rows
 
     def stats(self) -> dict[str, int | list[int]]:
         """The reader's counters."""
@@ -102,22 +120,30 @@ class MatrixRows:
         """Rows in the order of `ids`, one behind the other."""
         offsets = self._start + ids.astype(np.int64) * self._row_bytes
         places = np.arange(len(ids)) * self._place_bytes + offsets % DATA_ALIGNMENT
-        with ReadErrors(f"{self._path}, tensor {self._name}"):
+        with ReadErrors(f"{self._path}, tensor {self._name}"), self._wait:
             self._reader.read(offsets, self._row_bytes, self._buffer, places)
-        return np.concatenate([self._raw[place : place + self._row_bytes] for place in places])
+        rows = [self._raw[place : place + self._row_bytes] for place in places.tolist()]
+        return np.concatenate([self._raw[:0], *rows])
 
     def _pieces(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """The number of the first row of some, and their bytes, until all were there."""
         step = max(_PIECE_BYTES // self._row_bytes, 1)
         buffer = core.Buffer(step * self._row_bytes + DATA_ALIGNMENT, huge_pages=False)
         raw = buffer.array()
-        for first in range(0, self.count, step):
-            length = (min(first + step, self.count) - first) * self._row_bytes
-            offset = np.array([self._start + first * self._row_bytes], np.int64)
-            place = offset % DATA_ALIGNMENT
-            with ReadErrors(f"{self._path}, tensor {self._name}"):
-                self._reader.read(offset, length, buffer, place)
-            yield first, raw[int(place[0]) : int(place[0]) + length]
+        # A reader of its own, whose threads and scratch are gone afterwards.
+        with contextlib.closing(open_file_reader(self._path, self._direct)) as reader:
+            for first in range(0, self.count, step):
+                length = (min(first + step, self.count) - first) * self._row_bytes
+                offset = np.array([self._start + first * self._row_bytes], np.int64)
+                place = offset % DATA_ALIGNMENT
+                with ReadErrors(f"{self._path}, tensor {self._name}"):
+                    reader.read(offset, length, buffer, place)
+                yield first, raw[int(place[0]) : int(place[0]) + length]
+
+    def _forget_cached(self) -> None:
+        """The next read is of the device, unless the file has another name by now."""
+        with contextlib.suppress(OSError):
+            forget_cached(self._path)
 
     def _row_sums(self, rows: NDArray[np.uint8], first: int) -> NDArray[np.uint32]:
         count = len(rows) // self._row_bytes

@@ -193,22 +193,27 @@ class Store(ModelFiles):
         """
         if not leaves_embedding:
             return self.load_resident_image(direct, on_read)[0]
-        names = [name for name in tensor_table(self.spec) if name != EMBEDDING]
-        (tensors,) = self.load_resident_groups([names], direct, on_read)
-        self._open_embedding(direct, on_read)
-        return tensors
-
-    def _open_embedding(self, direct: bool, on_read: OnRead) -> None:
         path = self.directory / RESIDENT_FILE
         index = read_tensor_index(path)
-        record, shape = index[EMBEDDING], tensor_table(self.spec)[EMBEDDING]
+        check_resident(index, self.model_spec, path)
+        parts = self._checked_parts(RESIDENT_FILE, index)
+        some = {name: record for name, record in index.items() if name != EMBEDDING}
+        on_read(self.file_bytes(RESIDENT_FILE) - sum(record.nbytes for record in index.values()))
+        tensors = self._typed(load_some_tensors(path, some, direct, on_read, parts)[0])
+        self._open_embedding(index[EMBEDDING], parts, direct, on_read)
+        return tensors
+
+    def _open_embedding(
+        self, record: TensorRecord, parts: Sequence[Part], direct: bool, on_read: OnRead
+    ) -> None:
+        path, shape = self.directory / RESIDENT_FILE, tensor_table(self.spec)[EMBEDDING]
         dtype = resident_dtype(EMBEDDING, shape, self.spec)
-        self.embedding_rows = MatrixRows(path, EMBEDDING, record, dtype, direct)
+        rows = MatrixRows(path, EMBEDDING, record, dtype, direct, self.read_wait)
+        self.embedding_rows = rows
         if self.verify == "off":
             on_read(record.nbytes)
             return
-        parts = {part.name: part for part in self._parts(RESIDENT_FILE, index)}
-        self.embedding_rows.check(parts.get(EMBEDDING), on_read)
+        rows.check(next((part for part in parts if part.name == EMBEDDING), None), on_read)
 
     def load_resident_image(
         self, direct: bool, on_read: OnRead = ignore_read

@@ -12,6 +12,7 @@ from flashllm import core
 from flashllm.dtypes import row_bytes
 from flashllm.flash.matrix_rows import MatrixRows
 from flashllm.flash.raw_tensor import RawTensor
+from flashllm.flash.tensor_spans import ROWS_AT_ONCE
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 
 
@@ -39,11 +40,13 @@ class FlashTable:
 
     def __call__(self, ids: Sequence[int]) -> Floats:
         """[n] to [n, columns]; errors of `MatrixRows.read`."""
-        out = LARGE_ARRAYS.empty(len(ids), self.columns)
-        raw, own = self.rows.read(np.array(ids, np.int32)), np.arange(len(ids), dtype=np.int32)
+        out, numbers = LARGE_ARRAYS.empty(len(ids), self.columns), np.array(ids, np.int32)
         dtype = self.rows.dtype
-        size = row_bytes(dtype, self.columns)
-        self.kernels.decode_rows(raw, size, 0, dtype, own, self.columns, out.reshape(-1))
+        for first in range(0, len(ids), ROWS_AT_ONCE):
+            some = out[first : first + ROWS_AT_ONCE]
+            raw = self.rows.read(numbers[first : first + ROWS_AT_ONCE])
+            rows = RawTensor(raw, dtype, some.shape)
+            decode(rows, self.kernels, np.arange(len(some), dtype=np.int32), some)
         return out
 
 

@@ -88,7 +88,10 @@ class Transformer:
         if self._embedding is None:
             assert self._link is not None
             return self._link.receive(len(ids))
+        if isinstance(self._embedding, FlashTable):
+            self._clock.switch("io_exposed")
         x = self._embedding(ids)
+        self._clock.switch("other")
         if self.spec.embed_scale != 1.0:
             x = x * self.spec.embed_scale
         if self._project_in is not None:

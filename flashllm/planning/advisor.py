@@ -132,11 +132,14 @@ class Ceilings:
 
 def ceilings(scenario: Scenario, plan: Plan) -> Ceilings:
     """The ceilings for a plan's settings, whatever ceiling the plan itself has."""
-    spec, stride = scenario.spec, scenario.sizes.stride
+    spec, sizes, stride = scenario.spec, scenario.sizes, scenario.sizes.stride
     fixed = sum(plan.split.values()) - plan.split["slots"]
     whole = fixed + spec.bundled_layers * spec.bundles_per_layer * stride
-    if plan.embedding_on_flash:
-        whole += scenario.sizes.own_embedding
+    if sizes.may_leave_embedding(scenario.options):
+        # In memory where all is, and on flash where little is.
+        more = sizes.embeddings - sizes.with_embedding_on_flash(spec).embeddings
+        whole += more if plan.embedding_on_flash else 0
+        fixed -= 0 if plan.embedding_on_flash else more
     if plan.select in ("all", "router") or scenario.activity is None:
         return Ceilings(plan.smallest_bytes, None, whole)
     least = least_slots(spec, plan.select)

@@ -68,7 +68,6 @@ from flashllm.planning.tokenizer_memory import READING_SHARE
 from flashllm.planning.union_tokens import union_tokens_of, warm_union_tokens_of
 from flashllm.planning.ways_to_read import (
     GAP_BYTES,
-    RESERVE_BYTES,
     THREAD_BYTES,
     WayToRead,
     scattered_share,
@@ -112,6 +111,11 @@ class Sizes:
     own_embedding: int = 0
     """Of the embeddings, the matrix that is looked up a row a token, where the head is another one:
     it may stay on flash."""
+
+    def may_leave_embedding(self, options: ModelOptions) -> bool:
+        """Whether that matrix is large enough for it; with a device it is in DRAM."""
+        own_bytes = self.own_embedding
+        return own_bytes > 0 and own_bytes >= EMBEDDING_LEAST_BYTES and options.device is None
 
     def with_embedding_on_flash(self, spec: ModelSpec) -> Sizes:
         """The same without that matrix in memory, but with what reading its rows takes."""
@@ -257,12 +261,35 @@ def make_plan(
     paper's policy, and selects it if no policy is given; other policies use all slots that fit.
     Raises `MemoryCeilingTooSmall`, which names the smallest ceiling, or `UsageError` for an option
     out of range.
+
+    An embedding that is no head stays on flash where slots have use for its room: a token looks up
+    one row of it.
     """
+    if not sizes.may_leave_embedding(options):
+        return _plan_with(spec, sizes, options, profile)
+    if options.memory is not None:
+        with contextlib.suppress(MemoryCeilingTooSmall):
+            plan = _plan_with(spec, sizes, options, profile)
+            if _has_room_left(spec, sizes, plan):
+                smallest_bytes = smallest_ceiling(spec, sizes, options, profile)
+                return dataclasses.replace(plan, smallest_bytes=smallest_bytes)
+    plan = _plan_with(spec, sizes.with_embedding_on_flash(spec), options, profile)
+    return dataclasses.replace(plan, embedding_on_flash=True)
+
+
+def _has_room_left(spec: ModelSpec, sizes: Sizes, plan: Plan) -> bool:
+    """Whether slots hold all bundles, or do not take the room that there is."""
+    whole_bytes = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
+    left_bytes = plan.ceiling_bytes - sum(plan.split.values())
+    return plan.split["slots"] >= whole_bytes or left_bytes >= sizes.own_embedding
+
+
+def _plan_with(
+    spec: ModelSpec, sizes: Sizes, options: ModelOptions, profile: Profile | None
+) -> Plan:
+    """`make_plan` with the embedding where `sizes` have it."""
     select, window = options.select, options.window
     assert select is not None
-    embedding_on_flash = leaves_embedding(spec, sizes, options)
-    if embedding_on_flash:
-        sizes = sizes.with_embedding_on_flash(spec)
     context, encoding = context_of(spec, options), encoding_of(options)
     if window is not None:
         window = within("window", window, DEFAULT_WINDOW, 1 << 30)
@@ -319,7 +346,6 @@ def make_plan(
         arithmetic=arithmetic_of(options),
         union_tokens=union_tokens,
         warm_union_tokens=warm_union_tokens,
-        embedding_on_flash=embedding_on_flash,
     )
     request = _device_request(spec, sizes.stride, options)
     return plan if request is None else _with_device(plan, request, request.place())
@@ -415,26 +441,13 @@ def _device_request(spec: ModelSpec, stride: int, options: ModelOptions) -> Devi
     )
 
 
-def leaves_embedding(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> bool:
-    """Whether an embedding that is no head stays on flash: where not all of the model fits.
-
-    A token looks up one row of it, and slots take what it would take. With a device it is in DRAM.
-    """
-    own_bytes = sizes.own_embedding
-    if not own_bytes or own_bytes < EMBEDDING_LEAST_BYTES or options.device is not None:
-        return False
-    bundles = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
-    whole = sum(_fixed_bytes(spec, sizes, options).values()) + bundles + RESERVE_BYTES
-    return options.memory is None or options.memory < whole
-
-
 def smallest_ceiling(
     spec: ModelSpec, sizes: Sizes, options: ModelOptions, profile: Profile | None = None
 ) -> int:
     """The smallest ceiling that `make_plan` accepts with these options, whatever theirs is."""
     select = options.select
     assert select is not None
-    if leaves_embedding(spec, sizes, options.having(memory=None)):
+    if sizes.may_leave_embedding(options):
         sizes = sizes.with_embedding_on_flash(spec)
     reads = ways_to_read(sizes.stride, select, options.io_threads, profile)
     needed_bytes = sum(_fixed_bytes(spec, sizes, options).values())

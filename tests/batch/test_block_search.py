@@ -23,17 +23,20 @@ def search(
     speed: Callable[[int], float],
     most: int = 100,
     fits: int = 1000,
+    pages: bool = False,
     stop_after: int = 1000,
 ) -> tuple[int, list[Trial]]:
     @contextlib.contextmanager
-    def opened(rows: int) -> Iterator[Any]:
-        if rows > fits:
+    def opened(rows: int, on_flash: bool) -> Iterator[Any]:
+        if rows > fits and not (on_flash and pages):
             raise CEILING
         yield SimpleNamespace()
 
-    monkeypatch.setattr(block_search, "tokens_per_second", lambda _model, _ids, rows: speed(rows))
+    monkeypatch.setattr(
+        block_search, "tokens_per_second", lambda _model, _ids, _n, rows: speed(rows)
+    )
     trials: list[Trial] = []
-    found = find_block(opened, [[1]], most, lambda: len(trials) >= stop_after, trials.append)
+    found = find_block(opened, [[1]], 8, most, lambda: len(trials) >= stop_after, trials.append)
     return found, trials
 
 
@@ -46,7 +49,21 @@ def search(
         (lambda n: n, {"fits": 13}, 12, [1, 2, 4, 8, 16, 12]),
         (lambda n: -abs(n - 6.0) + 100, {}, 1, [1, 2, 4, 64]),
         (lambda n: n if n > 20 else 8, {}, 82, [1, 2, 4, 64, 82]),
-        (lambda n: n if n > 20 else 8, {"fits": 40}, 32, [1, 2, 4, 64, 32, 48]),
+        (lambda n: n if n > 20 else 8, {"fits": 40}, 32, [1, 2, 4, 64, 32, 64, 48]),
+        # Rows that do not fit go with a part of keys and values on flash, where that gains.
+        (lambda n: n, {"fits": 11, "pages": True}, 82, [1, 2, 4, 8, 16, 32, 64, 82]),
+        (
+            lambda n: n if 20 < n < 70 else 8,
+            {"fits": 40, "pages": True, "most": 1000},
+            64,
+            [1, 2, 4, 512, 256, 128, 64, 32, 64, 128, 96],
+        ),
+        (
+            lambda n: n if 20 < n < 40 else 8,
+            {"fits": 40, "pages": True, "most": 1000},
+            32,
+            [1, 2, 4, 512, 256, 128, 64, 32, 64, 48],
+        ),
         (lambda n: n if n > 20 else 8, {"fits": 10}, 1, [1, 2, 4, 64, 32, 16, 8]),
         (lambda n: n if n != 2 else 0.5, {}, 82, [1, 2, 4, 8, 16, 32, 64, 82]),
         (lambda n: min(n, 4), {}, 4, [1, 2, 4, 8, 16, 64, 6]),
@@ -75,8 +92,9 @@ def test_one_row_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_a_model(sparse_model: Path) -> None:
     trials: list[Trial] = []
     found = find_block(
-        lambda rows: open_model(sparse_model, contexts=rows),
+        lambda rows, _: open_model(sparse_model, contexts=rows),
         [[5, 17, 40], [9], list(range(20, 34))],
+        8,
         3,
         lambda: False,
         trials.append,
@@ -86,25 +104,49 @@ def test_with_a_model(sparse_model: Path) -> None:
     assert all(trial.tokens_per_second > 0 and not trial.problem for trial in trials)
 
 
-def test_pages_on_flash_take_as_long_as_the_weights_of_a_step(
+@pytest.mark.parametrize(
+    ("known", "held_tokens", "read_mb", "expected"),
+    [
+        (None, 100, 4, 1 + 2.5),  # 6 MB that are missing at 4 MB in 10/6 s
+        (None, 50, 4, 1 + 5 / 12),  # of 5 MB that half a context has, 1 is missing
+        (None, 30, 4, 1),
+        (None, 200, 4, 1 + 2.5),  # a context has no more than all of it
+        (None, 100, 0, 1),  # no rate is known
+        (12e6, 100, 4, 1.5),
+        (12e6, 100, 0, 1.5),
+    ],
+)
+def test_pages_on_flash_take_their_time(
     monkeypatch: pytest.MonkeyPatch,
+    known: float | None,
+    held_tokens: int,
+    read_mb: float,
+    expected: float,
 ) -> None:
-    """Short trials read none: a step that reads 4 MB would read 6 MB more when it is full."""
+    """Short trials read none of them: they are told with what a step reads at the end."""
     clock = iter(range(100))
     monkeypatch.setattr(block_search, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    token = SimpleNamespace(cost=SimpleNamespace(bytes_read=2e6))
+    busy_ns = 1e9 * 10 / 6 / 2
+    token = SimpleNamespace(cost=SimpleNamespace(bytes_read=read_mb * 5e5, io_busy_ns=busy_ns))
     going = SimpleNamespace(
         pending=token,
         first_of_each=lambda _others: None,
         next_of_each=lambda _others: [token, token],
         close=lambda: None,
     )
-    model: Any = SimpleNamespace(generate=lambda *_ids, **_how: going, new_context=object)
+    flash = None if known is None else SimpleNamespace(throughput=lambda _size: known)
+    model: Any = SimpleNamespace(
+        generate=lambda *_ids, **_how: going,
+        new_context=object,
+        rates=lambda: SimpleNamespace(flash=flash),
+    )
 
-    def rate(pages: Any) -> float:
-        model.plan = SimpleNamespace(kv_pages=pages)
-        return block_search.tokens_per_second(model, [[1]], 2)
+    def seconds(pages: Any) -> float:
+        model.plan = SimpleNamespace(kv_pages=pages, context=100)
+        ids = [[1], list(range(held_tokens - 20))]
+        return 2 / block_search.tokens_per_second(model, ids, 20, 2)
 
-    assert rate(None) == 2
-    assert rate(SimpleNamespace(flash_bytes=0, memory_bytes=10**7)) == 2
-    assert rate(SimpleNamespace(flash_bytes=10**7, memory_bytes=4 * 10**6)) == 2 / 2.5
+    assert seconds(None) == 1
+    assert seconds(SimpleNamespace(flash_bytes=0, memory_bytes=10**7)) == 1
+    paged = SimpleNamespace(flash_bytes=10**7, memory_bytes=4 * 10**6)
+    assert seconds(paged) == pytest.approx(expected)

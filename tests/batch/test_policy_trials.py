@@ -44,9 +44,11 @@ def test_the_fastest_that_fits_is_chosen(
             raise MemoryCeilingTooSmall("too small\nby much", 1)
         yield SimpleNamespace()
 
-    monkeypatch.setattr(policy_trials, "tokens_per_second", lambda _model, _ids, rows: speeds[rows])
+    monkeypatch.setattr(
+        policy_trials, "tokens_per_second", lambda _model, _ids, _n, rows: speeds[rows]
+    )
     told: list[Trial] = []
-    found = find_policy(opened, POLICIES, [[1]], lambda: False, lambda _, one: told.append(one))
+    found = find_policy(opened, POLICIES, [[1]], 8, lambda: False, lambda _, one: told.append(one))
     assert found.block.rows == expected
     assert [one.rows for one in told] == [8, 16, 4, 1]
     assert {one.rows for one in told if one.problem == "too small"} == {8, 16, 4, 1} - speeds.keys()
@@ -60,7 +62,7 @@ def test_where_nothing_fits_the_last_reason_is_told() -> None:
         yield
 
     with pytest.raises(MemoryCeilingTooSmall, match="1 rows are too many"):
-        find_policy(opened, POLICIES, [[1]], lambda: False, lambda *_: None)
+        find_policy(opened, POLICIES, [[1]], 8, lambda: False, lambda *_: None)
 
 
 def test_what_is_tried_is_near_what_was_found_and_has_room(

@@ -131,7 +131,9 @@ def test_a_block_that_does_not_fit_is_tried_with_keys_and_values_on_flash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Under a ceiling for some sixteen rows eighteen are answered at once, if that gains."""
-    monkeypatch.setattr(block_search, "tokens_per_second", lambda _model, _ids, rows: float(rows))
+    monkeypatch.setattr(
+        block_search, "tokens_per_second", lambda _model, _ids, _n, rows: float(rows)
+    )
     scenario = scenario_of(demo, DEFAULT_OPTIONS, None).having(contexts=12, context=256)
     ceiling = smallest_ceiling(scenario.spec, scenario.sizes, scenario.options)
     rows, expected = answered
@@ -149,7 +151,7 @@ def test_a_block_that_does_not_fit_is_tried_with_keys_and_values_on_flash(
     again = json.loads(capsys.readouterr().out)
     planned = ("ceiling_bytes", "kv_tokens_peak", "completion_tokens")
     assert [json.loads(printed.out)[key] for key in planned] == [again[key] for key in planned]
-    monkeypatch.setattr(block_search, "tokens_per_second", lambda _model, _ids, rows: 1 / rows)
+    monkeypatch.setattr(block_search, "tokens_per_second", lambda _model, _ids, _n, rows: 1 / rows)
     assert main([*command, *options, "--kv-memory", "8MiB", "--overwrite"]) == 0
     assert "--block 18 --kv-memory" not in capsys.readouterr().err
 

@@ -129,15 +129,15 @@ def test_contexts_of_a_model_share_the_limit(sparse_model: Path, tmp_path: Path)
 
 def test_the_plan_counts_the_limit_instead_of_all_keys_and_values() -> None:
     sizes = Sizes(interpreter=1, embeddings=2, attention=3, predictors=0, stride=4096)
-    options = ModelOptions(select="all", context=512)
+    options = ModelOptions(select="all", context=512, contexts=16)
     whole, plan = (
         make_plan(SPEC, sizes, options.having(kv_memory=nbytes)) for nbytes in (None, 1 << 20)
     )
-    assert plan.kv_pages == plan_pages(SPEC, 512, 1, "f16", 1 << 20)
+    assert plan.kv_pages == plan_pages(SPEC, 512, 16, "f16", 1 << 20)
     threads_bytes = PAGE_THREADS * THREAD_BYTES
     assert plan.split["kv"] == (1 << 20) + threads_bytes + score_bytes(SPEC, 512)
-    saved = kv_bytes(SPEC, 512, "f16") - (1 << 20) - threads_bytes
-    assert whole.smallest_bytes - plan.smallest_bytes == saved
+    saved = 16 * kv_bytes(SPEC, 512, "f16") - (1 << 20) - threads_bytes
+    assert whole.smallest_bytes - plan.smallest_bytes == saved > 0
     # The limit is of memory that is there.
     pool = PagePool(PageShape.of(SPEC, "f16"), replace(plan.kv_pages, flash_bytes=0))
     assert pool.buffer.nbytes <= 1 << 20

@@ -39,7 +39,8 @@ def untied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its size and the room that there is, the embedding stays on flash."""
-    monkeypatch.setattr(planning, "leaves_embedding", lambda *_: True)
+    monkeypatch.setattr(planning, "EMBEDDING_LEAST_BYTES", 0)
+    monkeypatch.setattr(planning, "_has_room_left", lambda *_: False)
 
 
 def answers(directory: Path, **options: Any) -> tuple[list[int], np.ndarray, bool]:
@@ -56,7 +57,8 @@ def test_the_bits_are_the_same(
 ) -> None:
     tokens, logits, is_on_flash = answers(untied, verify=verify, direct=direct)
     assert not is_on_flash, "there is room for all"
-    monkeypatch.setattr(planning, "leaves_embedding", lambda *_: True)
+    monkeypatch.setattr(planning, "EMBEDDING_LEAST_BYTES", 0)
+    monkeypatch.setattr(planning, "_has_room_left", lambda *_: False)
     same, other, is_on_flash = answers(untied, verify=verify, direct=direct)
     assert is_on_flash
     assert same == tokens
@@ -64,7 +66,7 @@ def test_the_bits_are_the_same(
 
 
 def test_rows_are_those_of_the_file(untied: Path) -> None:
-    """More at once than there is room for, and the same ones twice."""
+    """In any order, the same ones twice, and none."""
     with Store(untied) as store:
         everything = store.load_resident(direct=True)[EMBEDDING].raw.copy()
     with Store(untied) as store:
@@ -73,9 +75,13 @@ def test_rows_are_those_of_the_file(untied: Path) -> None:
         rows = store.embedding_rows
         assert rows is not None
         table = everything.reshape(rows.count, -1)
-        for ids in ([0], [rows.count - 1], [5, 5, 5], list(range(rows.count))[::-1]):
+        everyone = list(range(rows.count))
+        for ids in ([0], everyone[-1:], [5, 5, 5], [], everyone[:32][::-1], everyone[-32:]):
             got = rows.read(np.array(ids, np.int32))
-            assert np.array_equal(got.reshape(len(ids), -1), table[ids])
+            assert np.array_equal(got.reshape(len(ids), table.shape[1]), table[ids])
+        for wrong in (-1, rows.count):
+            with pytest.raises(IndexError, match=f"a row of {EMBEDDING} outside its"):
+                rows.read(np.array([0, wrong], np.int32))
         assert rows.stats()["bytes_read"] > 0
 
 

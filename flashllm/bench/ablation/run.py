@@ -147,7 +147,8 @@ class Ablation:
                     f"{directory}: the ablation is of neurons that are selected one by one, and"
                     " this model has experts; `flashllm bench cache` compares what keeps them"
                 )
-            self._sizes = model_sizes(store, self.select)
+            # All of the resident file is loaded, whose bytes each row needs.
+            self._sizes = replace(model_sizes(store, self.select), own_embedding=0)
             resident, self._image = store.load_resident_image(settings.direct)
         self._resident: dict[str, RawTensor] = resident
         self.weights = Weights.of(self.spec)

@@ -364,7 +364,8 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument(_block),
         metavar="N",
         help="answer so many rows at once: what they need is read once for all of them, and each"
-        " has keys and values of its own in memory (1); auto tries which number is the fastest",
+        " has keys and values of its own in memory (1); auto tries which number is the fastest, and"
+        " puts a part of keys and values on disk where they do not fit",
     )
     parser.add_argument(
         "--schedule",

@@ -49,8 +49,8 @@ class BlockTrials:
         scenario = batch_policy.scenario_of(self._arguments, self._directory)
 
         @contextlib.contextmanager
-        def opened(rows: int) -> Iterator[Model]:
-            placed = None if rows == 1 else placed_rows(scenario, rows, work)
+        def opened(rows: int, on_flash: bool) -> Iterator[Model]:
+            placed = None if rows == 1 else placed_rows(scenario, rows, work, on_flash=on_flash)
             if placed is not None:
                 memory = self._asked.memory  # the usual one, where none was asked for
                 self._placed[rows] = self._asked.having(
@@ -64,7 +64,9 @@ class BlockTrials:
                     self._running.model = None
 
         running = self._running
-        rows = find_block(opened, prompts, most, lambda: running.is_stopped, self._tell)
+        rows = find_block(
+            opened, prompts, work.new_tokens, most, lambda: running.is_stopped, self._tell
+        )
         return rows, self._options(rows)
 
     def _options(self, rows: int) -> ModelOptions:

@@ -136,4 +136,6 @@ def found_policy(
         speed = f"{format_number(trial.tokens_per_second)} tokens a second"
         remark(f"--policy {policy}: {trial.problem or speed}")
 
-    return find_policy(opened, candidates, prompts, lambda: running.is_stopped, tell)
+    return find_policy(
+        opened, candidates, prompts, work.new_tokens, lambda: running.is_stopped, tell
+    )

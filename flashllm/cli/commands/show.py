@@ -165,6 +165,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("slots", _format_slots(plan)),
         ("context", _format_context(plan)),
         ("answers see", _format_seen(plan)),
+        *([("embedding", "on flash: a token reads a row")] if plan.embedding_on_flash else []),
         *([] if plan.device is None else device_rows(plan.device)),
         ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
     ]

@@ -39,16 +39,19 @@ _SHORT_COST = 0.5
 full (docs/log/2026-11-28-rings-of-all-slots.md)."""
 
 
-def placed_rows(scenario: Scenario, rows: int, work: Workload) -> ModelOptions | None:
+def placed_rows(
+    scenario: Scenario, rows: int, work: Workload, *, on_flash: bool = True
+) -> ModelOptions | None:
     """The scenario's options for so many rows, placed so that `work` reads the least.
 
-    None where they fit nowhere. What the options say is left as it is, and keys and values stay in
-    DRAM where that leaves room for the ring. Where a step of the rows does not read whole layers,
-    slots decide what is read: as many keys and values as have room are in DRAM then.
+    None where they fit nowhere, or not without keys and values `on_flash` where these may not be.
+    What the options say is left as it is, and keys and values stay in DRAM where that leaves room
+    for the ring. Where a step of the rows does not read whole layers, slots decide what is read: as
+    many keys and values as have room are in DRAM then.
     """
     scenario = scenario.having(contexts=rows)
     found = [*_planned(scenario, _chunks(scenario.options))]
-    if not any(_short_bytes(scenario, plan) == 0 for _, plan in found):
+    if on_flash and not any(_short_bytes(scenario, plan) == 0 for _, plan in found):
         found += _planned(scenario, _on_flash(scenario))
     if not found:
         return None
