@@ -20,11 +20,12 @@ from flashllm.batch.row import row_seed
 from flashllm.cli.commands import batch
 from flashllm.cli.main import main
 from flashllm.cli.shared import open_model, output
-from flashllm.engine.loading import scenario_of
+from flashllm.engine import leftovers, loading
 from flashllm.engine.local import Model
 from flashllm.errors import ReadFailed
 from flashllm.options import DEFAULT_OPTIONS
 from flashllm.planning.plan import smallest_ceiling
+from flashllm.units import MIB
 from tests.support.fake_engine import FakeModel
 
 WORDS = ("ocean", "forest", "river", "stone", "bread", "music", "winter", "horse", "doctor", "ship")
@@ -134,7 +135,10 @@ def test_a_block_that_does_not_fit_is_tried_with_keys_and_values_on_flash(
     monkeypatch.setattr(
         block_search, "tokens_per_second", lambda _model, _ids, _n, rows: float(rows)
     )
-    scenario = scenario_of(demo, DEFAULT_OPTIONS, None).having(contexts=12, context=256)
+    # What this process takes changes from one moment to the next, and with it what fits.
+    monkeypatch.setattr(loading, "interpreter_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(leftovers, "left_bytes", lambda: 0)
+    scenario = loading.scenario_of(demo, DEFAULT_OPTIONS, None).having(contexts=12, context=256)
     ceiling = smallest_ceiling(scenario.spec, scenario.sizes, scenario.options)
     rows, expected = answered
     command = ["batch", str(rows), str(tmp_path / "answers"), str(demo), "--block", "auto"]
