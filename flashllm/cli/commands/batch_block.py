@@ -52,9 +52,9 @@ class BlockTrials:
         def opened(rows: int, on_flash: bool) -> Iterator[Model]:
             placed = None if rows == 1 else placed_rows(scenario, rows, work, on_flash=on_flash)
             if placed is not None:
-                memory = self._asked.memory  # the usual one, where none was asked for
+                # Not the ceiling it was planned for, which was measured where none was asked for.
                 self._placed[rows] = self._asked.having(
-                    memory=memory, kv_memory=placed.kv_memory, chunk_tokens=placed.chunk_tokens
+                    kv_memory=placed.kv_memory, chunk_tokens=placed.chunk_tokens
                 )
             with self._open(rows) as model:
                 self._running.model = model
