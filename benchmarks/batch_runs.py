@@ -108,11 +108,15 @@ class BatchBound:
         assert rates is not None
         resident, chunk = ResidentBytes.of(spec), rates.kernel_bytes_per_second
         new, prompts = report["completion_tokens"], report["prompt_tokens"]
-        bundles = spec.bundled_layers * spec.bundles_per_layer * stride * used
-        matrices = resident.attention + resident.gate
+        bundles = spec.bundles_per_layer * stride * used
+        # Behind keys and values of the last layer come the tokens that logits are asked for: each
+        # answer's, the first of which is that of a prompt's last token.
+        last = ResidentBytes.behind_last(spec, queries=True)
+        behind, matrices = last.attention + last.gate, resident.attention + resident.gate
         tokens = new + prompts
-        products = tokens * bundles / chunk[CHUNK.format(spec.dtype)]
-        products += (tokens * matrices + new * resident.head) / chunk[
+        products = tokens * (spec.bundled_layers - 1) + new
+        products *= bundles / chunk[CHUNK.format(spec.dtype)]
+        products += (tokens * (matrices - behind) + new * (behind + resident.head)) / chunk[
             CHUNK.format(spec.matrix_dtype)
         ]
         in_order = profile.throughput(MAX_READ_BYTES, profile.best_threads(MAX_READ_BYTES))

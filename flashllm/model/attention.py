@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashllm import core
+from flashllm.arrays import Ids
 from flashllm.kv_cache.dram import KvCache
 from flashllm.kv_cache.protocol import KeysValues
 from flashllm.kv_cache.rows import in_order
@@ -61,12 +62,13 @@ class Attention:
         spans: Sequence[Span],
         rotation: Rotation | None,
         next_window: int | None = None,
+        rows: Ids | None = None,
     ) -> Floats:
         """[tokens, d_model] to [tokens, d_model]: the tokens of spans, one span after another.
 
         Appends to their caches but does not advance them. What a span needs is read ahead while the
         one before it is computed; `next_window` is the window of the next layer, None if this is
-        the last one.
+        the last one. With `rows` only the outputs of these tokens, by number, are computed.
         """
         heads = (
             self._placed(self.key(x), self.key_norm, rotation),
@@ -103,7 +105,7 @@ class Attention:
             else:
                 mixed[own] = attended
         assert mixed is not None, "there is a token"
-        return self.output(mixed)
+        return self.output(mixed if rows is None else mixed[rows])
 
     def _attend_each(
         self,

@@ -57,10 +57,10 @@ from flashllm.model.transformer import LayerObserver, Transformer
 from flashllm.model.warm_up import WarmUp
 from flashllm.options import KvDType, KvSelection
 from flashllm.planning.plan import Plan
+from flashllm.planning.prefill_shape import LOGIT_ROWS_MAX
 from flashllm.planning.release import slots_without
 from flashllm.system.clock import PartClock
 
-LOGIT_ROWS_MAX = 64
 LOGIT_BLOCK_BYTES = 4 << 20
 SHARED_TOKENS_MIN = 8
 """Fewer tokens are computed again rather than copied from another context."""
@@ -136,16 +136,17 @@ class Decoder:
         """Prompts and tokens that went through, of all contexts."""
         self.bytes_released = 0
         """Memory of slots, or of pinned bundles, that was given back to the system."""
-        self._bytes_to_release = self._bytes_asked = 0
+        self._bytes_to_release = 0
+        self._bytes_given = (0, 0)
+        """What was asked for, and what a prompt borrows, when slots were given back last."""
         self.kv_pool = make_kv_pool(store, plan, kv_directories)
         """Pages of keys and values, where these have a limit of their own."""
         self._contexts = OpenContexts(plan.contexts)
         self.context = self.new_context()
         """The one that calls go on where they name none."""
         self.use(selector)
-        self._activation_bytes = shape.activation_bytes(spec, plan.contexts)
         self._kept = contextlib.ExitStack()
-        self._kept.enter_context(LARGE_ARRAYS.kept(self._activation_bytes))
+        self._keep_arrays()
 
     @property
     def is_skewed(self) -> bool:
@@ -241,17 +242,36 @@ class Decoder:
         """
         self._bytes_to_release = nbytes
 
-    def release(self) -> None:
-        """Gives back, or takes again, what was asked for; answers stay the same."""
-        nbytes = self._bytes_to_release
-        if nbytes == self._bytes_asked:
+    def release(self, prompt_tokens: int = 0) -> None:
+        """Gives back, or takes again, what was asked for; answers stay the same.
+
+        What so many tokens of prompts borrow of the slots' memory goes too.
+        """
+        asked, borrowed = given = (
+            self._bytes_to_release,
+            self.plan.borrowed_bytes(self.spec, prompt_tokens),
+        )
+        if given == self._bytes_given:
             return
         self._warm_up.end()
-        stride = self._store.header.stride
-        slots = slots_without(self.plan, self.spec, stride, nbytes)
-        self.pool.resize(slots)
-        self._bytes_asked = nbytes
-        self.bytes_released = (sum(self.plan.slots_per_layer) - sum(slots)) * stride
+        plan, stride = self.plan, self._store.header.stride
+        asked_slots = slots_without(plan, self.spec, stride, asked)
+        self.bytes_released = (sum(plan.slots_per_layer) - sum(asked_slots)) * stride
+        self._bytes_given = given
+        # Before slots grow into it, the memory of a prompt's arrays is given back.
+        self._keep_arrays()
+        self.pool.resize(slots_without(plan, self.spec, stride, asked + borrowed))
+
+    def _keep_arrays(self) -> None:
+        """Keeps the memory of large arrays, as much as slots leave to them now."""
+        self._kept.close()
+        self._kept.enter_context(LARGE_ARRAYS.kept(self._array_bytes))
+
+    @property
+    def _array_bytes(self) -> int:
+        """The memory that activations have now."""
+        whole = self.plan.prefill.activation_bytes(self.spec, self.plan.contexts)
+        return whole - self.plan.lent_activation_bytes + self._bytes_given[1]
 
     def warm_up(self) -> float:
         """Reads one more block of what there is room for: of everything, or of a hot set.
@@ -300,7 +320,8 @@ class Decoder:
 
         Returns the logits [vocab] after its last token.
         """
-        how = Pass("needed" if self._prompt_is_selected and tap is None else "dense", tap)
+        mode: Mode = "needed" if self._prompt_is_selected and tap is None else "dense"
+        how = Pass(mode, tap, asks_last=tap is None)
         for hidden in self._chunks(context or self.context, ids, how, progress, cached):
             last = hidden[-1:]
         self._check_cancelled()
@@ -355,8 +376,8 @@ class Decoder:
         self.steps += 1
         for context, length in zip(contexts, cached, strict=True):
             self.truncate(length, context)
-        self.release()
-        how = Pass("needed" if self._prompt_is_selected else "dense")
+        self.release(min(sum(map(len, prompts)), self.plan.prefill.tokens))
+        how = Pass("needed" if self._prompt_is_selected else "dense", asks_last=True)
         return self._prompts.run_each(contexts, prompts, how, beside)
 
     def share_prefix(
@@ -459,9 +480,7 @@ class Decoder:
     def _logits_of_each(self, hidden: Floats) -> Iterator[NDArray[np.float32]]:
         """Logits [vocab] of each of [tokens, d_model], in order."""
         # A step's activations are free again: the head is unpacked once for as many as fit there.
-        for block in self._logits_blocks(
-            hidden, max(LOGIT_BLOCK_BYTES, self._activation_bytes // 2)
-        ):
+        for block in self._logits_blocks(hidden, max(LOGIT_BLOCK_BYTES, self._array_bytes // 2)):
             yield from block
 
     @unwarned
@@ -539,7 +558,8 @@ class Decoder:
         assert 0 < len(ids) <= context.capacity - cached
         self.steps += 1
         self.truncate(cached, context)
-        self.release()
+        # All of a chunk: what a short prompt leaves is for its ring.
+        self.release(self.plan.prefill.tokens)
         return self._prompts.run(context, ids, how, progress)
 
     def _logits(self, hidden: Floats) -> NDArray[np.float32]:

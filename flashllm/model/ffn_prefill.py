@@ -80,13 +80,15 @@ class FeedForwardPrefill:
         keep_tokens: int = 0,
         tap: Tap | None = None,
         selected_from: int | None = None,
+        of_tokens: int | None = None,
     ) -> Floats:
         """[tokens, d_model] to [tokens, d_model]: all neurons, or those that are selected.
 
         Where there is a selector, tokens from number `selected_from` on go through what it selects
         for them; of experts, all through those that the router chooses. The layer is read whole.
         Bundles that the last `keep_tokens` tokens used stay in the pool, and others where slots are
-        free: those that most tokens used, an even share of each block.
+        free: those that most tokens used, an even share of each block. `of_tokens` says how many
+        tokens pass, where these are only the ones that the layer is computed for.
         """
         self._clock.switch("ffn")
         out = LARGE_ARRAYS.zeros(*inputs.ffn.shape)
@@ -105,7 +107,8 @@ class FeedForwardPrefill:
                     del outputs
                 del used  # and with it the outputs, before the next tile has its own
             if keep_tokens:
-                self._keep(layer, block, np.concatenate(tails, axis=1), len(out))
+                passing = len(out) if of_tokens is None else of_tokens
+                self._keep(layer, block, np.concatenate(tails, axis=1), passing)
             if fills:
                 self._fill(layer, block, np.concatenate(uses))
         if tap is not None and margins is not None:

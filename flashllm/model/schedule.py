@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flashllm.arrays import unwarned
+import numpy as np
+
+from flashllm.arrays import Ids, unwarned
 from flashllm.kv_cache.context import Context
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.model.attention import Span
@@ -42,6 +44,8 @@ class Pass:
     """In mode needed, a chunk of at most so many reads the neurons that it needs."""
     keep_tokens: int = 0
     """How many of the last tokens keep their bundles in the pool."""
+    asks_last: bool = False
+    """Whether only the last token of each prompt is asked for behind the last layer."""
     passed: Callable[[float], None] | None = None
     """Called after each layer with the share of the layers that is done."""
 
@@ -150,12 +154,15 @@ class PromptSchedule:
     def run(
         self, context: Context, ids: Sequence[int], how: Pass, progress: Progress | None = None
     ) -> Iterator[Floats]:
-        """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk."""
+        """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk.
+
+        Of a pass that asks for the last token only, some of the last ones at least.
+        """
         step, layers = context.chunk_tokens, self._transformer.spec.bundled_layers
         chunks = [list(ids[start : start + step]) for start in range(0, len(ids), step)]
         how = self._with_few(how)
         # The last chunk is the smallest: whole layers come first.
-        whole = [chunk for chunk in chunks if not self._is_few(how, chunk)]
+        whole = [chunk for chunk in chunks if not self._is_few(how, len(chunk))]
         self._pool.end_expecting()
         if whole:
             spare_bytes = self._unused_bytes(max(map(len, whole)))
@@ -172,7 +179,7 @@ class PromptSchedule:
             if progress is not None:
                 passed = functools.partial(_report, progress, start, len(chunk), len(ids))
             one = dataclasses.replace(how, keep_tokens=keep_tokens, passed=passed)
-            yield self._chunk([(context, chunk)], one)
+            yield self._chunk([(context, chunk)], one)[0]
             start += len(chunk)
 
     def run_each(
@@ -200,18 +207,20 @@ class PromptSchedule:
             keep_tokens = min(self._seed_tokens, len(going))
             if not going and number == len(passes) - 1:
                 keep_tokens = min(self._seed_tokens, sum(len(ids) for _, ids in chunk))
-            x = self._chunk(chunk, dataclasses.replace(how, keep_tokens=keep_tokens), going)
-            ended, rows, first = [], [], 0
+            one = dataclasses.replace(how, keep_tokens=keep_tokens)
+            x, rows = self._chunk(chunk, one, going)
+            ended, lasts, first = [], [], 0
             for at, start, end in pieces:
                 first += end - start
                 if end == len(prompts[at]):
                     ended.append(at)
-                    rows.append(first - 1)
+                    lasts.append(first - 1)
             # Copies: the rest of `x` is not kept.
-            yield PromptsPass(tuple(ended), x[rows], x[first:].copy())
+            found = np.searchsorted(rows, lasts)
+            yield PromptsPass(tuple(ended), x[found], x[len(x) - len(going) :].copy())
 
-    def _is_few(self, how: Pass, chunk: Sequence[int]) -> bool:
-        return how.mode == "needed" and len(chunk) <= how.few_tokens
+    def _is_few(self, how: Pass, tokens: int) -> bool:
+        return how.mode == "needed" and tokens <= how.few_tokens
 
     def _with_few(self, how: Pass) -> Pass:
         """With how many tokens are few: how they are read follows from what is in slots, no bit."""
@@ -219,16 +228,31 @@ class PromptSchedule:
         few_tokens = self._warm_needed_tokens if is_warm else self._needed_tokens
         return dataclasses.replace(how, few_tokens=few_tokens)
 
+    def _asked(
+        self, pieces: Sequence[tuple[Context, list[int]]], how: Pass, going: int
+    ) -> Ids | None:
+        """The tokens by number that are asked for behind the last layer; None for all.
+
+        The last ones of the pieces, those that are `going` beside them, and those that say what
+        stays in the pool.
+        """
+        if not how.asks_last or not self._transformer.may_leave_out:
+            return None
+        ends = np.cumsum([len(own) for _, own in pieces])
+        end = int(ends[-1]) + going
+        kept = np.arange(end - max(how.keep_tokens, going), end)
+        return np.union1d(ends - 1, kept).astype(np.int32)
+
     @unwarned
     def _chunk(
         self,
         pieces: Sequence[tuple[Context, list[int]]],
         how: Pass,
         going: Sequence[Pending] = (),
-    ) -> Floats:
+    ) -> tuple[Floats, Ids]:
         """Appends ids to each of several contexts, then a token to each of those that are `going`.
 
-        [tokens, d_model], piece after piece.
+        [tokens, d_model], piece after piece, of the tokens that are asked for, and their numbers.
         """
         transformer = self._transformer
         spans = [Span(context.keys_values, len(own)) for context, own in pieces]
@@ -236,15 +260,23 @@ class PromptSchedule:
         ids = [token for _, own in pieces for token in own]
         selected_from = 0 if how.mode == "needed" else len(ids) if going else None
         ids += [token for _, token in going]
+        # Keys and values of the last layer are those of all tokens; what comes behind them is not.
+        asked, last = self._asked(pieces, how, len(going)), transformer.spec.n_layers - 1
         x = transformer.embed(ids, spans)
         rotations = transformer.rotations(spans)
-        for index in range(transformer.spec.n_layers):
+        for index in range(last + 1):
             self._before_layer()
-            bundled = index - transformer.spec.dense_layers
+            rows = asked if index == last else None
+            if rows is not None and selected_from is not None:
+                selected_from = int(np.searchsorted(rows, selected_from))
             feed_forward = functools.partial(
-                self._compute, bundled, how, selected_from, self._is_few(how, ids)
+                self._compute,
+                index - transformer.spec.dense_layers,
+                how,
+                selected_from,
+                len(ids),
             )
-            x = transformer.block(index, x, rotations, spans, feed_forward)
+            x = transformer.block(index, x, rotations, spans, feed_forward, rows=rows)
             if how.passed is not None:
                 how.passed((index + 1) / transformer.spec.n_layers)
         for context, own in pieces:
@@ -252,20 +284,22 @@ class PromptSchedule:
         for context, token in going:
             context.append_decoded(token)
         self._pool.advance(len(ids))
-        return x
+        return x, np.arange(len(ids), dtype=np.int32) if asked is None else asked
 
     def _compute(
         self,
         index: int,
         how: Pass,
         selected_from: int | None,
-        is_few: bool,
+        tokens: int,
         inputs: LayerInputs,
     ) -> Floats:
-        if is_few:
+        if self._is_few(how, tokens):
             return self._feed_forward.needed(index, inputs)
         if how.mode in ("dense", "needed"):
-            return self._feed_forward.dense(index, inputs, how.keep_tokens, how.tap, selected_from)
+            return self._feed_forward.dense(
+                index, inputs, how.keep_tokens, how.tap, selected_from, tokens
+            )
         return self._feed_forward.selected(index, inputs, how.mode == "oracle", how.chosen)
 
 

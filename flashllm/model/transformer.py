@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
-from flashllm.arrays import unwarned
+from flashllm.arrays import Ids, unwarned
 from flashllm.errors import ModelError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.tensor_table import EMBEDDING, HEAD, POSITIONS
@@ -102,6 +102,11 @@ class Transformer:
         x += self._positions(rows)
         return x
 
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether nobody asks for all tokens behind the last layer: no observer, no next stage."""
+        return self.observer is None and self._link is None
+
     def rotations(self, spans: Sequence[Span]) -> Rotations | None:
         """The rotations of the positions of spans; None where there is none."""
         return None if self._rotary is None else self._rotary.at([one.positions for one in spans])
@@ -114,13 +119,15 @@ class Transformer:
         spans: Sequence[Span],
         feed_forward: FeedForwardCall,
         before_attention: BeforeAttention | None = None,
+        rows: Ids | None = None,
     ) -> Floats:
         """One layer, [tokens, d_model] to the same; appends keys and values of each span.
 
         `feed_forward` is not called where the layer has no bundles. Behind its last layer a stage
-        passes the tokens on.
+        passes the tokens on. With `rows`, what comes behind keys and values is computed of these
+        tokens alone, by number, and they are what is returned.
         """
-        x = self._block(index, x, rotations, spans, feed_forward, before_attention)
+        x = self._block(index, x, rotations, spans, feed_forward, before_attention, rows)
         if self._link is not None and index == self.spec.n_layers - 1:
             self._clock.switch("other")
             self._link.send(x)
@@ -134,6 +141,7 @@ class Transformer:
         spans: Sequence[Span],
         feed_forward: FeedForwardCall,
         before_attention: BeforeAttention | None,
+        rows: Ids | None,
     ) -> Floats:
         spec, layer = self.spec, self._layers[index]
         pre = spec.norm_placement == "pre"
@@ -144,8 +152,10 @@ class Transformer:
             self._clock.switch("attention")
         rotation = None if rotations is None else rotations.of(layer.attention.window)
         attended = self._scaled(
-            layer.attention(normed, index, spans, rotation, self._window(index + 1))
+            layer.attention(normed, index, spans, rotation, self._window(index + 1), rows)
         )
+        if rows is not None:
+            x, normed = x[rows], normed[rows]
         if spec.block == "parallel":
             self._speculate(index + 1, x, rotations, spans)
             inputs = LayerInputs(self.parallel_input(index, x, normed), x, x)

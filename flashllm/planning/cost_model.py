@@ -52,6 +52,23 @@ class ResidentBytes:
                 parts["gate" if name.endswith(".ffn.gate.weight") else "attention"] += nbytes
         return cls(**parts, predictors=predictors)
 
+    @classmethod
+    def behind_last(cls, spec: ModelSpec, *, queries: bool) -> ResidentBytes:
+        """Of these, what the last layer needs for tokens that logits are asked for, and no others.
+
+        All tokens of a prompt leave keys and values there; who asks for the last one's logits needs
+        nothing else of the others (`model.schedule`), not even `queries`, though all have them. The
+        head apart.
+        """
+        parts, last = {"attention": 0, "gate": 0}, f"layers.{spec.n_layers - 1}."
+        for_all = tuple(f"{last}attn.{name}." for name in ("k", "v", *(() if queries else ("q",))))
+        for name, shape in tensor_table(spec).items():
+            if not name.startswith(last) or name.startswith(for_all):
+                continue
+            is_gate = name.endswith(".ffn.gate.weight")
+            parts["gate" if is_gate else "attention"] += resident_bytes(name, shape, spec)
+        return cls(**parts, head=0, predictors=0)
+
 
 @dataclass(frozen=True, slots=True)
 class DramBytes:

@@ -303,11 +303,14 @@ class _Clock:
         """
         spec, shape = self.model.spec, self.plan.prefill
         resident = moved.attention + moved.gate
+        behind = ResidentBytes.behind_last(spec, queries=False)
         few_tokens = self.plan.warm_needed_tokens if warm else self.plan.needed_tokens
         seconds = 0.0
         for start in range(0, prompt_tokens, shape.tokens):
             tokens = min(shape.tokens, prompt_tokens - start)
-            beside = chunk_seconds(self.rates, spec.matrix_dtype, resident, tokens)
+            asked = self._asked_share(tokens, prompt_tokens - start)
+            matrices = resident - (1 - asked) * (behind.attention + behind.gate)
+            beside = chunk_seconds(self.rates, spec.matrix_dtype, matrices, tokens)
             block_bytes = shape.bundles * spec.bundle_bytes
             # Of experts, each is multiplied with the tokens that chose it.
             multiplied = block_bytes * spec.multiplied_share
@@ -328,9 +331,19 @@ class _Clock:
                 continue
             block = min(block, own)
             kept = self._kept_layers if start or warm else self._pinned
-            seconds += self._blocks(beside / spec.n_layers + overhead, block, kept)
+            each = beside / spec.n_layers + overhead
+            seconds += self._blocks(each, block, kept, asked)
         head = dram_seconds(self.rates, self.model.encodings, moved).head
         return seconds + head + self.rates.token_overhead_ns / 1e9
+
+    def _asked_share(self, tokens: int, left: int) -> float:
+        """Of a chunk's tokens, those that the last layer is computed for behind attention.
+
+        The last one, and of the last chunk those that seed slots; `left` tokens of the prompt are
+        this chunk's and later ones.
+        """
+        seeds = self.plan.seed_tokens - (left - tokens)
+        return min(max(seeds, 1), tokens) / tokens
 
     @property
     def _used_share(self) -> float:
@@ -386,16 +399,20 @@ class _Clock:
         every = self.model.spec.bundles_per_layer
         return [every if slots >= every else 0 for slots in self.plan.slots_per_layer]
 
-    def _blocks(self, beside: float, block: float, kept_per_layer: Sequence[int]) -> float:
+    def _blocks(
+        self, beside: float, block: float, kept_per_layer: Sequence[int], of_last: float = 1.0
+    ) -> float:
         """Seconds of all layers, block by block, with a ring read ahead.
 
-        `beside` is what each layer computes besides its blocks, `block` the seconds of one block;
-        the bundles that are kept are not read.
+        `beside` is what each layer computes besides its blocks, `block` the seconds of one block,
+        of the last layer a share of it; the bundles that are kept are not read.
         """
         spec, plan = self.model.spec, self.plan
         read = self._block_seconds()
         total = last = 0.0
-        for kept in kept_per_layer:
+        for number, kept in enumerate(kept_per_layer):
+            if number == len(kept_per_layer) - 1:
+                block *= of_last
             blocks = (spec.bundles_per_layer - kept) / plan.prefill.bundles
             before = beside + kept / plan.prefill.bundles * block
             # Once the ring is full, the device waits for the rest of the layer.

@@ -151,6 +151,8 @@ class Plan:
     lent_blocks: tuple[int, ...] = ()
     """How many of these blocks borrow each layer's slots while a prompt is read; the bundles there
     are evicted."""
+    lent_activation_bytes: int = 0
+    """What the activations of a whole chunk borrow of the slots' memory; `split` has it there."""
     gap_bytes: int = GAP_BYTES
     """Bundles on flash at most this far apart share one read."""
     overlap: Overlap = DEFAULT_OVERLAP
@@ -221,6 +223,12 @@ class Plan:
         Then what is in slots is as good as anything else, and nothing is gained by replacing it.
         """
         return reads_layers_whole(self.contexts, self.union_tokens, self.select)
+
+    def borrowed_bytes(self, spec: ModelSpec, prompt_tokens: int) -> int:
+        """The same of so many tokens of prompts; without any, slots have all of it."""
+        if not prompt_tokens:
+            return 0
+        return max(self.lent_activation_bytes - self.prefill.unused_bytes(spec, prompt_tokens), 0)
 
     @property
     def own_blocks(self) -> int:
@@ -315,7 +323,10 @@ def _plan_with(
         spec, sizes.stride, activity, select, policy, window, bundles, most, ring
     )
     allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
-    split["prefill"] += (allocation.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
+    prompt_slots = sum(allocation.slots)
+    allocation = allocator.widened(allocation, shapes.lendable_bytes(shape))
+    lent_bytes = (sum(allocation.slots) - prompt_slots) * sizes.stride
+    split["prefill"] += (allocation.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride - lent_bytes
     split["slots"] = sum(allocation.slots) * sizes.stride
     warm_union_tokens = warm_union_tokens_of(
         spec, activity, union_tokens, allocation.slots, scattered
@@ -333,6 +344,7 @@ def _plan_with(
         prefill=shape,
         prefill_blocks=allocation.own_blocks + sum(allocation.lent_blocks),
         lent_blocks=tuple(allocation.lent_blocks),
+        lent_activation_bytes=lent_bytes,
         gap_bytes=read.gap_bytes,
         overlap=overlap_of(options.overlap, spec),
         policy=policy,

@@ -23,9 +23,11 @@ _ACTIVATION_BYTES = 2 * MIB
 _BLOCK_BYTES = 4 * MIB
 _SCORE_BYTES = 2 * MIB
 """Scores of a chunk's attention, in all threads together; `kScoreBytes` of the core."""
+LOGIT_ROWS_MAX = 64
+"""The most tokens whose logits are computed at once."""
 LARGEST_CHUNK = 512
 """The most tokens that a prompt's chunk grows to by itself."""
-LARGEST_CHUNK_OF_ROWS = 2048
+LARGEST_CHUNK_OF_ROWS = 4096
 """The same of a block of rows."""
 _CHUNK_SHARE = 16
 """A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
@@ -46,6 +48,8 @@ class RowsRead:
     """All bundles."""
     step_share: float
     """How much of them a token of each row needs."""
+    lends_chunk: bool = False
+    """Whether slots have the memory of a chunk while there is no prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,13 @@ class PrefillShape:
     def activation_bytes(self, spec: ModelSpec, contexts: int = 1) -> int:
         """Of a chunk, and of the tokens of a block's contexts that go beside it."""
         return (self.tokens + (contexts if contexts > 1 else 0)) * self.token_bytes(spec)
+
+    def step_bytes(self, spec: ModelSpec, contexts: int) -> int:
+        """Of these, what a token of each of a block's contexts needs, or the logits after it."""
+        logits = 2 * min(contexts, LOGIT_ROWS_MAX) * spec.vocab_size * 4
+        return min(
+            max(contexts * self.token_bytes(spec), logits), self.activation_bytes(spec, contexts)
+        )
 
     def unused_bytes(self, spec: ModelSpec, tokens: int) -> int:
         """Of a chunk's activations, those that a prompt of fewer tokens does not take."""
@@ -120,9 +131,13 @@ class PrefillShape:
     def _bytes_read(self, spec: ModelSpec, spare_bytes: int, block: RowsRead, tokens: int) -> float:
         """Of contexts of which a half are prompts, with chunks of `tokens`; slots take the rest."""
         slot_bytes = spare_bytes - self._grown_bytes(spec, tokens)
+        missing_bytes = max(block.weight_bytes - slot_bytes, 0)
+        if block.lends_chunk:
+            slot_bytes += tokens * self.token_bytes(spec)
+        step_bytes = block.step_share * max(block.weight_bytes - slot_bytes, 0)
         # Prompts of half a chunk read the layers as often as those of a whole one.
         chunks, steps = math.ceil(block.rows * block.context / 2 / tokens), block.context / 2
-        return (chunks + steps * block.step_share) * max(block.weight_bytes - slot_bytes, 0)
+        return chunks * missing_bytes + steps * step_bytes
 
     def token_bytes(self, spec: ModelSpec) -> int:
         """Activations of one token of a chunk, or of one context of a block's step."""

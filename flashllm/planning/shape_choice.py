@@ -54,7 +54,8 @@ class ShapeChoice:
         if options.slot_memory is not None:
             spare_bytes = max(spare_bytes - options.slot_memory, 0)
         weight_bytes = spec.bundled_layers * spec.bundles_per_layer * self.stride
-        block = RowsRead(contexts_of(options), context_of(spec, options), weight_bytes, share)
+        rows, context = contexts_of(options), context_of(spec, options)
+        block = RowsRead(rows, context, weight_bytes, share, self.lends_chunk)
         return least.grown_for_rows(spec, spare_bytes, block)
 
     def in_larger_blocks(
@@ -84,6 +85,23 @@ class ShapeChoice:
     def bytes(self, shape: PrefillShape) -> int:
         """The smallest ring, and activations of a chunk with a token of each context beside it."""
         return shape.bytes(self.spec, self.stride, contexts=contexts_of(self.options))
+
+    @property
+    def lends_chunk(self) -> bool:
+        """Whether slots have the memory of a chunk's activations while there is no prompt.
+
+        For a block of rows, whose chunk is large, and whose steps read what slots do not hold.
+        """
+        options = self.options
+        is_free = options.device is None and options.slot_memory is None
+        return is_free and contexts_of(options) > 1 and options.select in LENDING
+
+    def lendable_bytes(self, shape: PrefillShape) -> int:
+        """How many bytes of a chunk's activations slots may have while there is no prompt."""
+        rows = contexts_of(self.options)
+        if not self.lends_chunk:
+            return 0
+        return shape.activation_bytes(self.spec, rows) - shape.step_bytes(self.spec, rows)
 
     def step_share(self, union_tokens: int) -> float | None:
         """How much of the layers a step of a block reads; None where slots decide that."""

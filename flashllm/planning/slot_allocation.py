@@ -7,6 +7,7 @@ are evicted when a prompt comes, and the tokens after it fill the slots again.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,6 +165,16 @@ class SlotAllocator:
             allocation = self._allocation(slots, own_blocks, blocks)
         return allocation
 
+    def widened(self, allocation: SlotAllocation, more_bytes: int) -> SlotAllocation:
+        """The same with slots for `more_bytes` more while there is no prompt; the ring stays."""
+        affordable = sum(allocation.slots) + more_bytes // self.stride
+        window, wanted = self._choose_window(affordable)
+        pairs = zip(self._slots(wanted, affordable), allocation.slots, strict=True)
+        slots = [max(pair) for pair in pairs]
+        if sum(slots) > affordable:
+            return allocation
+        return dataclasses.replace(allocation, window=window, wanted=wanted, slots=slots)
+
     def _ring_blocks(self, spare_bytes: int, least_bytes: int) -> int:
         block_bytes = self.block_bundles * self.stride
         blocks = self.ring.blocks(spare_bytes - least_bytes, block_bytes)
@@ -236,7 +247,8 @@ class SlotAllocator:
         n_bundles, n_layers = self.spec.bundles_per_layer, self.spec.bundled_layers
         if self.activity is None or self.spec.experts is not None:
             # Experts' layers differ too, but slots that are alike hit most (measured).
-            return [affordable // n_layers] * n_layers
+            each, rest = divmod(affordable, n_layers)
+            return [each + (layer < rest) for layer in range(n_layers)]
         curves = [miss_curve(self.activity, at, least, n_bundles) for at in range(n_layers)]
         return allocate(curves, affordable, least)
 

@@ -174,7 +174,18 @@ def test_a_token_is_multiplied_with_the_experts_that_it_chose() -> None:
     found = bound_ns(weights, RATES, 64, 0, 5e9)
     assert found["DRAM"] == 1e9 * (weights.resident_bytes + 5e9) / 1e10
     multiplied = weights.resident_bytes / 4e10 + 48 * 8 * spec.bundle_bytes / 8e10
-    assert found["products"] == pytest.approx(64e9 * multiplied)
+    # Of all tokens but the last one the last layer needs keys and values alone.
+    behind = (weights.resident_bytes / 48 - 2 * 2048 * 4 * 128 * 2) / 4e10
+    behind += 8 * spec.bundle_bytes / 8e10
+    assert found["products"] == pytest.approx(1e9 * (64 * multiplied - 63 * behind), rel=1e-4)
+
+
+def test_behind_keys_and_values_the_last_layer_is_of_the_last_token() -> None:
+    weights = PromptWeights(1e9, 3e9, 0.5, last_resident_bytes=2e8, last_bundle_bytes=1e9)
+    found = bound_ns(weights, RATES, 11, 0, 4e9)
+    multiplied = (11 * 1e9 - 10 * 2e8) / 4e10 + 0.5 * (11 * 3e9 - 10 * 1e9) / 8e10
+    assert found["products"] == pytest.approx(1e9 * multiplied)
+    assert found["DRAM"] == 1e9 * 4e9 / 1e10, "all of it moves through memory"
 
 
 def test_rates_are_medians_of_what_was_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,9 @@ def test_every_policy_gives_the_same_tokens(
 def test_three_contexts_by_turns_give_the_same_tokens(
     directory: Path, expected: list[list[int]], io_threads: int
 ) -> None:
-    with open_least(directory, contexts=3, io_threads=io_threads) as model:
+    # No more slots than these: of three contexts they would have a chunk's memory too.
+    options = {"contexts": 3, "io_threads": io_threads, "slot_memory": 1 << 20}
+    with open_least(directory, **options) as model:
         assert sum(model.plan.slots_per_layer) < 64, "not all experts are in memory"
         contexts = [None, model.new_context(), model.new_context()]
         running = [

@@ -308,6 +308,17 @@ def test_without_a_profile_there_are_bytes_and_no_seconds() -> None:
     assert planned(measured_no_machine)[1].token is None
 
 
+def test_behind_attention_the_last_layer_is_of_the_last_tokens() -> None:
+    given = case(profile=law(1e-7, 5e10))
+    plan = given.plan()
+    assert (plan.prefill.tokens, plan.seed_tokens) == (512, 64)
+    for tokens, asked in ((512, 64), (1024, 1 + 64)):
+        found = given.expect(plan, prompt_tokens=tokens).first_token_seconds
+        ffn, matrix = 16384 * 16384, 4096 * 4096 * 2
+        products = tokens * (31 * ffn + (32 * 4 - 1) * matrix) + asked * (ffn + matrix)
+        assert found == pytest.approx(products / 1e11, rel=0.005)
+
+
 def test_the_first_token_takes_all_weights_once_a_chunk() -> None:
     given = case(profile=law(1e-6, 2e9))
     plan, expected = planned(given)

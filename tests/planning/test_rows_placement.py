@@ -43,7 +43,7 @@ def read(one: Scenario, plan: Plan, work: Workload, weighs: bool = False) -> flo
         ring = plan.prefill_blocks * plan.prefill.bundles * one.sizes.stride
         step += 0.5 * one.spec.bundled_layers * max(192 * MIB - ring, 0)
     passes = math.ceil(plan.contexts * work.prompt_tokens / plan.prefill.tokens)
-    return passes * missing + work.new_tokens * step
+    return passes * (missing + plan.lent_activation_bytes) + work.new_tokens * step
 
 
 def test_rows_that_fit_are_left_in_dram() -> None:
@@ -79,7 +79,7 @@ def test_rows_that_do_not_fit_have_a_part_on_flash(work: Workload) -> None:
     assert 160 * kv_bytes(one.spec, 512, "int4") > 7 * GIB
     costs = {}
     for shares in range(1, 32):
-        for chunk in (None, 1024, 2048):
+        for chunk in (None, 1024, 2048, 4096):
             part = shares * 7 * GIB // 32 // MIB * MIB
             with contextlib.suppress(MemoryCeilingTooSmall, UsageError):
                 plan = plan_of(one, tight.having(kv_memory=part, chunk_tokens=chunk).options)

@@ -121,7 +121,10 @@ def test_tokens_of_selected_prompts_are_multiplied_with_their_own_neurons() -> N
     ffn = spec.n_layers * spec.bundles_per_layer * model.scenario.sizes.stride
     resident = ResidentBytes.of(spec)
     tokens = 8 * WORK.prompt_tokens
-    attention = tokens * resident.attention / 1e11
+    # The last layer's output of attention, and neurons, are of the last token of each row.
+    output = resident.attention / (4 * spec.n_layers)
+    attention = (tokens * resident.attention - (tokens - 8) * output) / 1e11
+    ffn *= 1 - (tokens - 8) / tokens / spec.n_layers
     expected: dict[PromptNeurons, float] = {
         "exact": tokens * ffn / 1e11,
         "selected": tokens * ffn * share / rows,

@@ -3,8 +3,9 @@
 The disk reads each feed-forward weight that is needed and not in memory once, in order. Memory
 gives what is needed once; experts that no token chose are not. The processor multiplies each weight
 with each token, an expert with those that chose it; of models whose neurons fall silent, the down
-rows of silent ones are left out, or all their rows where prompts go through selected neurons.
-Pure; the caller brings the rates.
+rows of silent ones are left out, or all their rows where prompts go through selected neurons. What
+comes behind keys and values of the last layer is of the last token alone. Pure; the caller brings
+the rates.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class PromptWeights:
     multiplied_share: float = 1.0
     """How much of them each token is multiplied with: of experts those that it chose, of a prompt
     through selected neurons those that are not zero."""
+    last_resident_bytes: float = 0.0
+    """Of the resident ones, what only the last token of a prompt is multiplied with."""
+    last_bundle_bytes: float = 0.0
+    """The same of the feed-forward weights."""
 
     @classmethod
     def of(
@@ -69,7 +74,11 @@ class PromptWeights:
         if selected and active is not None:
             share = active * rows / used
         bundled = used * spec.bundle_bytes / rows
-        return cls(resident.attention + resident.gate, bundled, share)
+        last = ResidentBytes.behind_last(spec, queries=True)
+        return cls(
+            resident.attention + resident.gate, bundled, share,
+            last.attention + last.gate, bundled / spec.bundled_layers,
+        )  # fmt: skip
 
 
 def bound_ns(
@@ -84,15 +93,18 @@ def bound_ns(
     `bytes_needed` are those of bundles, of which `bytes_missing` have to be read.
     """
     flash = rates.flash_bytes_per_second
+    resident, bundles = weights.resident_bytes * tokens, weights.bundle_bytes * tokens
+    resident -= weights.last_resident_bytes * (tokens - 1)
+    bundles -= weights.last_bundle_bytes * (tokens - 1)
     products = (
-        weights.resident_bytes / rates.resident_products_per_second
-        + weights.bundle_bytes * weights.multiplied_share / rates.bundle_products_per_second
+        resident / rates.resident_products_per_second
+        + bundles * weights.multiplied_share / rates.bundle_products_per_second
     )
     moved_bytes = weights.resident_bytes + min(weights.bundle_bytes, bytes_needed)
     return {
         "flash": None if flash is None and bytes_missing else 1e9 * bytes_missing / (flash or 1.0),
         "DRAM": 1e9 * moved_bytes / rates.dram_bytes_per_second,
-        "products": 1e9 * tokens * products,
+        "products": 1e9 * products,
     }
 
 

@@ -112,7 +112,7 @@ def _cost_bytes(scenario: Scenario, plan: Plan, work: Workload) -> float:
     passes = math.ceil(plan.contexts * work.prompt_tokens / plan.prefill.tokens)
     step = (_step_share(scenario, plan) or 1.0) * missing
     step += _SHORT_COST * _short_bytes(scenario, plan) + _pages_cost(plan, work)
-    return passes * missing + work.new_tokens * step
+    return passes * (missing + plan.lent_activation_bytes) + work.new_tokens * step
 
 
 def _short_bytes(scenario: Scenario, plan: Plan) -> int:

@@ -186,11 +186,15 @@ class StoreModel:
         passes = math.ceil(tokens / self._chunk_tokens(block))
         weights = (self._resident.attention + self._resident.gate) * tokens
         bundles = self._ffn_bytes * spec.multiplied_share * tokens / self._chunk(spec.dtype)
+        # Behind attention the last layer is computed for the last token of each row alone.
+        fewer = tokens - block.rows
+        weights -= _behind_last(spec) * fewer
         if prompt_is_selected(self.scenario.options):
             # All tokens with all neurons, or each with its own: `model.neuron_slices`.
             used = self._used_share(1)
             own = own_rows_seconds(self._rates, spec.dtype, self._ffn_bytes, tokens, used)
             bundles = min(bundles, own)
+        bundles *= 1 - fewer / tokens / spec.bundled_layers
         products = weights / self._chunk(spec.matrix_dtype) + bundles
         each = self._rates.layer_overhead_ns / 1e9 + self.overheads.row_layer_seconds
         overhead = block.rows * (each + self.overheads.row_seconds / layers)
@@ -334,6 +338,12 @@ class StoreModel:
 @functools.lru_cache(maxsize=4)
 def _resident(spec: ModelSpec, predictors: int) -> ResidentBytes:
     return ResidentBytes.of(spec, predictors)
+
+
+@functools.lru_cache(maxsize=4)
+def _behind_last(spec: ModelSpec) -> int:
+    last = ResidentBytes.behind_last(spec, queries=False)
+    return last.attention + last.gate
 
 
 def _phase(parts: dict[str, Affine], steps: int, beside_seconds: float) -> Phase:
