@@ -42,7 +42,8 @@ from flashllm.planning.model_facts import (
     converted_sizes,
     usual_ceiling,
 )
-from flashllm.planning.plan import Plan, Sizes, make_plan
+from flashllm.planning.plan import Plan, make_plan
+from flashllm.planning.sizes import Sizes
 from flashllm.planning.ways_to_read import RESERVE_BYTES
 from flashllm.system import malloc, right_of_way
 from flashllm.system.allocation import allocation_errors

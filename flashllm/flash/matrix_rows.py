@@ -26,8 +26,8 @@ from flashllm.flash.file_loading import (
     open_file_reader,
 )
 from flashllm.flash.layout import round_up
+from flashllm.flash.row_memory import ROW_THREADS, ROWS_AT_ONCE, row_place_bytes
 from flashllm.flash.safetensors_file import DATA_ALIGNMENT, TensorRecord
-from flashllm.flash.tensor_spans import ROW_THREADS, ROWS_AT_ONCE, row_place_bytes
 
 _PIECE_BYTES = 4 << 20
 """Read at a time while the matrix is read through."""
@@ -126,19 +126,41 @@ class MatrixRows:
         return np.concatenate([self._raw[:0], *rows])
 
     def _pieces(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """The number of the first row of some, and their bytes, until all were there."""
+        """The number of the first row of some, and their bytes, until all were there.
+
+        The next ones are read while these are looked at.
+        """
         step = max(_PIECE_BYTES // self._row_bytes, 1)
-        buffer = core.Buffer(step * self._row_bytes + DATA_ALIGNMENT, huge_pages=False)
+        half_bytes = round_up(step * self._row_bytes, DATA_ALIGNMENT) + DATA_ALIGNMENT
+        buffer = core.Buffer(2 * half_bytes, huge_pages=False)
         raw = buffer.array()
+        firsts = range(0, self.count, step)
         # A reader of its own, whose threads and scratch are gone afterwards.
         with contextlib.closing(open_file_reader(self._path, self._direct)) as reader:
-            for first in range(0, self.count, step):
+
+            def begin(number: int) -> tuple[int, int, int]:
+                """A ticket for a piece, and where it comes to lie."""
+                first = firsts[number]
                 length = (min(first + step, self.count) - first) * self._row_bytes
-                offset = np.array([self._start + first * self._row_bytes], np.int64)
-                place = offset % DATA_ALIGNMENT
-                with ReadErrors(f"{self._path}, tensor {self._name}"):
-                    reader.read(offset, length, buffer, place)
-                yield first, raw[int(place[0]) : int(place[0]) + length]
+                offset = self._start + first * self._row_bytes
+                place = number % 2 * half_bytes + offset % DATA_ALIGNMENT
+                offsets, places = np.array([offset], np.int64), np.array([place], np.int64)
+                return int(reader.submit(offsets, length, buffer, places)), place, length
+
+            coming: tuple[int, int, int] | None = begin(0)
+            try:
+                for number, first in enumerate(firsts):
+                    assert coming is not None
+                    (ticket, place, length), coming = coming, None
+                    with ReadErrors(f"{self._path}, tensor {self._name}"):
+                        reader.wait(ticket)
+                    if number + 1 < len(firsts):
+                        coming = begin(number + 1)
+                    yield first, raw[place : place + length]
+            finally:
+                if coming is not None:
+                    with contextlib.suppress(OSError, EOFError):
+                        reader.wait(coming[0])
 
     def _forget_cached(self) -> None:
         """The next read is of the device, unless the file has another name by now."""

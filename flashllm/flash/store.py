@@ -193,9 +193,7 @@ class Store(ModelFiles):
         """
         if not leaves_embedding:
             return self.load_resident_image(direct, on_read)[0]
-        path = self.directory / RESIDENT_FILE
-        index = read_tensor_index(path)
-        check_resident(index, self.model_spec, path)
+        path, index = self._resident_index()
         parts = self._checked_parts(RESIDENT_FILE, index)
         some = {name: record for name, record in index.items() if name != EMBEDDING}
         on_read(self.file_bytes(RESIDENT_FILE) - sum(record.nbytes for record in index.values()))
@@ -219,9 +217,7 @@ class Store(ModelFiles):
         self, direct: bool, on_read: OnRead = ignore_read
     ) -> tuple[dict[str, RawTensor], core.Buffer]:
         """The same, and the buffer with the whole file, of which the tensors are views."""
-        path = self.directory / RESIDENT_FILE
-        index = read_tensor_index(path)
-        check_resident(index, self.model_spec, path)
+        _, index = self._resident_index()
         tensors, image = self._load(RESIDENT_FILE, index, direct, on_read)
         return self._typed(tensors), image
 
@@ -229,13 +225,18 @@ class Store(ModelFiles):
         self, groups: Iterable[Sequence[str]], direct: bool, on_read: OnRead = ignore_read
     ) -> Iterator[dict[str, RawTensor]]:
         """The same of some tensors after others, each group in memory of its own."""
-        path = self.directory / RESIDENT_FILE
-        index = read_tensor_index(path)
-        check_resident(index, self.model_spec, path)
+        path, index = self._resident_index()
         parts = self._checked_parts(RESIDENT_FILE, index)
         for names in groups:
             some = {name: index[name] for name in names}
             yield self._typed(load_some_tensors(path, some, direct, on_read, parts)[0])
+
+    def _resident_index(self) -> tuple[Path, dict[str, TensorRecord]]:
+        """The file of resident tensors, and its index; `LayoutError` unless they fit the spec."""
+        path = self.directory / RESIDENT_FILE
+        index = read_tensor_index(path)
+        check_resident(index, self.model_spec, path)
+        return path, index
 
     def _typed(self, tensors: dict[str, RawTensor]) -> dict[str, RawTensor]:
         """Resident tensors in the encodings and shapes that the spec says."""

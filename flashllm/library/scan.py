@@ -26,7 +26,7 @@ from flashllm.planning.model_facts import (
     recorded_activity,
     usual_ceiling,
 )
-from flashllm.planning.plan import Sizes
+from flashllm.planning.sizes import Sizes
 from flashllm.spec import ModelSpec
 
 SECONDS_MAX = 20.0

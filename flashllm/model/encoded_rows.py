@@ -12,7 +12,7 @@ from flashllm import core
 from flashllm.dtypes import row_bytes
 from flashllm.flash.matrix_rows import MatrixRows
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.flash.tensor_spans import ROWS_AT_ONCE
+from flashllm.flash.row_memory import ROWS_AT_ONCE
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 
 

@@ -27,12 +27,12 @@ from flashllm.planning.plan import (
     ADVICE_MARGIN_BYTES,
     SHORT_CONTEXT,
     Plan,
-    Sizes,
     make_plan,
     smaller_options,
     smallest_ceiling,
 )
 from flashllm.planning.shape_estimate import predictor_bytes, sizes_of_shape
+from flashllm.planning.sizes import Sizes
 from flashllm.planning.slot_allocation import SLACK, least_slots
 from flashllm.planning.token_traffic import PlannedModel
 from flashllm.spec import ModelSpec

@@ -14,7 +14,7 @@ from flashllm.flash.model_files import ModelFiles
 from flashllm.flash.tensor_table import own_embedding_bytes
 from flashllm.options import SELECTORS, Select
 from flashllm.planning.activation_stats import Activity, recorded
-from flashllm.planning.plan import Sizes
+from flashllm.planning.sizes import Sizes
 from flashllm.planning.tokenizer_memory import tokenizer_bytes
 from flashllm.spec import ModelSpec
 from flashllm.system.memory_limit import available_bytes, container_limit_bytes

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.flash.tensor_spans import ROW_THREADS, rows_memory_bytes
-from flashllm.flash.tensor_table import embedding_shape
 from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import (
     PAGE_THREADS,
@@ -40,7 +38,6 @@ from flashllm.options import (
     Select,
     Verify,
 )
-from flashllm.planning.activation_stats import Activity
 from flashllm.planning.asked_options import (
     arithmetic_of,
     choose_policy,
@@ -56,6 +53,7 @@ from flashllm.planning.asked_options import (
 from flashllm.planning.device_plan import DevicePlan, DeviceRequest, placed_bytes
 from flashllm.planning.prefill_shape import PrefillShape
 from flashllm.planning.shape_choice import ShapeChoice, reads_layers_whole
+from flashllm.planning.sizes import Sizes
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
     LEAST_BLOCKS,
@@ -64,7 +62,6 @@ from flashllm.planning.slot_allocation import (
     SlotAllocator,
     least_slots,
 )
-from flashllm.planning.tokenizer_memory import READING_SHARE
 from flashllm.planning.union_tokens import union_tokens_of, warm_union_tokens_of
 from flashllm.planning.ways_to_read import (
     GAP_BYTES,
@@ -82,50 +79,9 @@ ADVICE_MARGIN_BYTES = 8 * MIB
 """What is advised has this much to spare: two processes are never of exactly one size."""
 
 _SEED_TOKENS = 64
-EMBEDDING_LEAST_BYTES = 16 * MIB
-"""Less of an embedding is not worth a read a token."""
 _FLASH_SHARES = 8
 """Where the ceiling has no room for keys and values, it may have for 7/8 of them, or 6/8 and so on,
 and flash for the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes that a model needs besides its slots, and its recorded activity."""
-
-    interpreter: int
-    """Resident memory of the process before the model is loaded."""
-    embeddings: int
-    attention: int
-    """All resident tensors except embeddings: attention, norms, biases, head, gates."""
-    predictors: int
-    stride: int
-    predictor_dtype: str = "f16"
-    """Encoding of the predictors' matrices."""
-    activity: Activity | None = None
-    """What tokens use, where it was recorded."""
-    tokenizer: int = 0
-    """Of a model that came with one."""
-    application: int = 0
-    """The part of the ceiling that another process may take: the terminal application."""
-    own_embedding: int = 0
-    """Of the embeddings, the matrix that is looked up a row a token, where the head is another one:
-    it may stay on flash."""
-
-    def may_leave_embedding(self, options: ModelOptions) -> bool:
-        """Whether that matrix is large enough for it; with a device it is in DRAM."""
-        own_bytes = self.own_embedding
-        return own_bytes > 0 and own_bytes >= EMBEDDING_LEAST_BYTES and options.device is None
-
-    def with_embedding_on_flash(self, spec: ModelSpec) -> Sizes:
-        """The same without that matrix in memory, but with what reading its rows takes."""
-        rows = rows_memory_bytes(*embedding_shape(spec)) + ROW_THREADS * THREAD_BYTES
-        return dataclasses.replace(self, embeddings=self.embeddings - self.own_embedding + rows)
-
-    @property
-    def before_weights(self) -> int:
-        """The most that there is at once before weights are read: while a tokenizer is."""
-        return self.interpreter + self.application + READING_SHARE * self.tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from flashllm.dtypes import row_bytes
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.tensor_table import own_embedding_bytes, resident_bytes, tensor_table
 from flashllm.options import Select
-from flashllm.planning.plan import Plan, Sizes
+from flashllm.planning.plan import Plan
+from flashllm.planning.sizes import Sizes
 from flashllm.planning.tokenizer_memory import tokenizer_bytes
 from flashllm.spec import ModelSpec
 

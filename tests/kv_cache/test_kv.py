@@ -13,8 +13,9 @@ from flashllm.kv_cache.layout import (
     score_bytes,
 )
 from flashllm.options import KvDType, ModelOptions
-from flashllm.planning.plan import Sizes, make_plan
+from flashllm.planning.plan import make_plan
 from flashllm.planning.prefill_shape import PrefillShape
+from flashllm.planning.sizes import Sizes
 from flashllm.units import MIB
 from tests.planning.test_shape_estimate import OPT_6_7B
 from tests.support.specs import SPEC

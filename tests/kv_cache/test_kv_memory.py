@@ -26,7 +26,8 @@ from flashllm.kv_cache.page_reads import FlashReads, flash_reads_a_token
 from flashllm.library.open import open_model as open_by_name
 from flashllm.model.decoder import Decoder
 from flashllm.options import ModelOptions
-from flashllm.planning.plan import ADVICE_MARGIN_BYTES, Sizes, make_plan, smallest_ceiling
+from flashllm.planning.plan import ADVICE_MARGIN_BYTES, make_plan, smallest_ceiling
+from flashllm.planning.sizes import Sizes
 from flashllm.planning.ways_to_read import THREAD_BYTES
 from flashllm.spec import ModelSpec
 from tests.support.specs import SPEC

@@ -16,7 +16,8 @@ from flashllm.library.library import Library, usual_library
 from flashllm.library.models import FoundModel
 from flashllm.library.scan import Conditions
 from flashllm.options import ModelOptions
-from flashllm.planning.plan import Plan, Sizes, make_plan
+from flashllm.planning.plan import Plan, make_plan
+from flashllm.planning.sizes import Sizes
 from flashllm.settings.resolve import load_settings
 from flashllm.units import MIB
 from tests.library.test_hf_cache import put

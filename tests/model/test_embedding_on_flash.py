@@ -18,6 +18,7 @@ from flashllm.flash.store import Store
 from flashllm.flash.tensor_table import EMBEDDING
 from flashllm.options import Verify
 from flashllm.planning import plan as planning
+from flashllm.planning import sizes
 from tests.support.tiny import tiny
 
 IDS = np.random.default_rng(5).integers(3, 96, size=70).tolist()
@@ -39,7 +40,7 @@ def untied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its size and the room that there is, the embedding stays on flash."""
-    monkeypatch.setattr(planning, "EMBEDDING_LEAST_BYTES", 0)
+    monkeypatch.setattr(sizes, "EMBEDDING_LEAST_BYTES", 0)
     monkeypatch.setattr(planning, "_has_room_left", lambda *_: False)
 
 
@@ -57,7 +58,7 @@ def test_the_bits_are_the_same(
 ) -> None:
     tokens, logits, is_on_flash = answers(untied, verify=verify, direct=direct)
     assert not is_on_flash, "there is room for all"
-    monkeypatch.setattr(planning, "EMBEDDING_LEAST_BYTES", 0)
+    monkeypatch.setattr(sizes, "EMBEDDING_LEAST_BYTES", 0)
     monkeypatch.setattr(planning, "_has_room_left", lambda *_: False)
     same, other, is_on_flash = answers(untied, verify=verify, direct=direct)
     assert is_on_flash

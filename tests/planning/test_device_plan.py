@@ -10,8 +10,9 @@ from flashllm.errors import UsageError
 from flashllm.flash.tensor_table import HEAD
 from flashllm.options import ModelOptions
 from flashllm.planning.device_plan import matrix_bytes, placed_bytes
-from flashllm.planning.plan import Plan, Sizes, make_plan
+from flashllm.planning.plan import Plan, make_plan
 from flashllm.planning.release import slots_without
+from flashllm.planning.sizes import Sizes
 from flashllm.units import MIB
 from tests.support.specs import SPEC
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from flashllm.flash.tensor_spans import ROW_THREADS, rows_memory_bytes
+from flashllm.flash.row_memory import ROW_THREADS, rows_memory_bytes
 from flashllm.flash.tensor_table import embedding_shape, own_embedding_bytes
 from flashllm.planning.advisor import ceilings
 from flashllm.planning.plan import Plan, make_plan, smallest_ceiling

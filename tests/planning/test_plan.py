@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.plan import Sizes, make_plan, smallest_ceiling
+from flashllm.planning.plan import make_plan, smallest_ceiling
 from flashllm.planning.prefill_shape import PrefillShape
 from flashllm.planning.shape_estimate import sizes_of_shape, usual_selector
+from flashllm.planning.sizes import Sizes
 from flashllm.planning.ways_to_read import GAP_BYTES
 from flashllm.spec import ModelSpec, Rope
 from flashllm.units import MIB

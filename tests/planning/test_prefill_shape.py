@@ -7,9 +7,10 @@ import pytest
 from flashllm.convert.families.known_shapes import describe_shape
 
 from flashllm.options import ModelOptions
-from flashllm.planning.plan import Sizes, make_plan, smallest_ceiling
+from flashllm.planning.plan import make_plan, smallest_ceiling
 from flashllm.planning.prefill_shape import PrefillShape
 from flashllm.planning.shape_estimate import sizes_of_shape
+from flashllm.planning.sizes import Sizes
 from flashllm.units import MIB
 from tests.support.specs import SPEC
 
