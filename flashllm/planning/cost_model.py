@@ -21,6 +21,9 @@ CHUNK = "{} chunk"
 """Key of the rate of a prompt's products: encoded bytes × tokens per second, at all threads."""
 CHUNK_TOKENS = 128
 """The number of tokens for which that rate is measured."""
+OWN = "{} own"
+"""Key of the rate at which tokens of a prompt are multiplied with their own rows of a block, which
+caches have from one token to the next: bytes of these rows × tokens per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,8 @@ def own_rows_seconds(
 ) -> float:
     """Seconds of a prompt's products where each token is multiplied with its own rows alone.
 
-    These are `used_share` of `weight_bytes`; `KeyError` where no rate is known of such rows.
+    These are `used_share` of `weight_bytes`. Older profiles have the rate of rows from memory
+    alone; `KeyError` where none is known.
     """
-    return used_share * weight_bytes * tokens / rates.rows_bytes_per_second[dtype]
+    rate = rates.kernel_bytes_per_second.get(OWN.format(dtype))
+    return used_share * weight_bytes * tokens / (rate or rates.rows_bytes_per_second[dtype])

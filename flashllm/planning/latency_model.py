@@ -324,6 +324,10 @@ class _Clock:
                 own = own_rows_seconds(
                     self.rates, spec.dtype, block_bytes, tokens, self._used_share
                 )
+                selecting = self._selecting_seconds(tokens)
+                if selecting is None:
+                    return None
+                beside += selecting * (1 - (1 - asked) / spec.bundled_layers)
             if tokens <= few_tokens:
                 here = start > 0 or warm
                 computed = beside + spec.n_layers * overhead
@@ -335,6 +339,13 @@ class _Clock:
             seconds += self._blocks(each, block, kept, asked)
         head = dram_seconds(self.rates, self.model.encodings, moved).head
         return seconds + head + self.rates.token_overhead_ns / 1e9
+
+    def _selecting_seconds(self, tokens: int) -> float | None:
+        """Of predicting what so many tokens of a prompt need; None if no rate is known."""
+        if self.plan.select != "predicted":
+            return 0.0
+        narrow = self.model.encodings.predictors
+        return chunk_seconds(self.rates, narrow, self.model.predictors, tokens)
 
     def _asked_share(self, tokens: int, left: int) -> float:
         """Of a chunk's tokens, those that the last layer is computed for behind attention.

@@ -9,7 +9,7 @@ import pytest
 from flashllm import core
 from flashllm.bench.tokens import machine_rates
 from flashllm.dtypes import DTYPES
-from flashllm.planning.cost_model import CHUNK, NARROW
+from flashllm.planning.cost_model import CHUNK, NARROW, OWN
 from flashllm.units import MIB
 
 
@@ -46,7 +46,7 @@ def test_all_rates_are_there(monkeypatch: pytest.MonkeyPatch, demo: Path) -> Non
     monkeypatch.setattr(machine_rates, "TIMED_TOKENS", 5)
     rates = machine_rates.measure_rates([1, 2])
     assert set(rates.dram_bytes_per_second) == {1, 2}
-    keys = ("{}", NARROW, CHUNK)
+    keys = ("{}", NARROW, CHUNK, OWN)
     assert set(rates.kernel_bytes_per_second) == {k.format(d) for k in keys for d in DTYPES}
     assert set(rates.rows_bytes_per_second) == set(DTYPES)
     found = [*rates.dram_bytes_per_second.values(), *rates.kernel_bytes_per_second.values()]
@@ -75,6 +75,8 @@ def test_a_rate_is_the_bytes_that_the_kernel_goes_through(
         assert machine_rates.matvec_rate(kernels, buffer, "int4", 256) == rows * 72
         assert machine_rates.scattered_rate(kernels, buffer, "int4") == 227 * 2 * 2304
         assert machine_rates.chunk_rate("bf16", 1) == 4 * MIB * 128
+        # An eighth of a block's bundles for each of 128 tokens.
+        assert machine_rates.own_rate(kernels, "bf16") == 128 * 32 * 2 * 8192
     finally:
         kernels.close()
     monkeypatch.setattr(core, "stream_read_ns", lambda _buffer, threads: 10**9 // threads)

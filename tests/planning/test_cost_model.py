@@ -9,6 +9,7 @@ import pytest
 from flashllm.options import KvDType
 from flashllm.planning.activation_stats import assumed
 from flashllm.planning.cost_model import (
+    OWN,
     Encodings,
     ResidentBytes,
     chunk_seconds,
@@ -152,5 +153,9 @@ def test_a_prompt_needs_a_rate() -> None:
     assert chunk_seconds(bare, "f16", 1e9, 100) is None
 
 
-def test_own_rows_take_their_share_at_the_rate_of_rows() -> None:
+def test_own_rows_take_their_share_at_their_rate() -> None:
+    known = RATES.kernel_bytes_per_second | {OWN.format("f16"): 4 * FLAT}
+    rates = dataclasses.replace(RATES, kernel_bytes_per_second=known)
+    assert own_rows_seconds(rates, "f16", 1e9, 100, 0.1) == pytest.approx(1e10 / FLAT / 4)
+    # A profile of before has no such rate: rows from memory are slower than those in caches.
     assert own_rows_seconds(RATES, "f16", 1e9, 100, 0.1) == pytest.approx(1e10 / FLAT)

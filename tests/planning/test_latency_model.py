@@ -316,7 +316,8 @@ def test_behind_attention_the_last_layer_is_of_the_last_tokens() -> None:
         found = given.expect(plan, prompt_tokens=tokens).first_token_seconds
         ffn, matrix = 16384 * 16384, 4096 * 4096 * 2
         products = tokens * (31 * ffn + (32 * 4 - 1) * matrix) + asked * (ffn + matrix)
-        assert found == pytest.approx(products / 1e11, rel=0.005)
+        products += given.sizes.predictors * (31 * tokens + asked) / 32
+        assert found == pytest.approx(products / 1e11, rel=0.002)
 
 
 def test_the_first_token_takes_all_weights_once_a_chunk() -> None:
@@ -378,7 +379,9 @@ def test_few_tokens_through_selected_neurons_read_what_they_need() -> None:
     assert few.warm_seconds == pytest.approx(few.cold_seconds * held, rel=0.1)
     exact = planned(slow)[1].prompts
     assert few.cold_seconds < exact[0].cold_seconds / 2
-    assert many == exact[2]
+    # In tiles it takes as long, and what each token needs is predicted before.
+    predicting = given.sizes.predictors * 512 / 1e11
+    assert many.cold_seconds == pytest.approx(exact[2].cold_seconds + predicting, rel=0.003)
 
 
 def test_many_tokens_through_selected_neurons_are_multiplied_with_their_own() -> None:

@@ -24,11 +24,13 @@ from flashllm.engine.loading import load_decoder
 from flashllm.flash.store import Store
 from flashllm.hardware.curves import MachineRates
 from flashllm.model.decoder import Decoder
+from flashllm.model.token_sets import BlockSlice
 from flashllm.planning.cost_model import (
     CHUNK,
     CHUNK_TOKENS,
     NARROW,
     NARROW_ROW_BYTES,
+    OWN,
     Encodings,
     ResidentBytes,
     dram_bytes_a_token,
@@ -61,6 +63,8 @@ CALLS = 25
 PAUSE_NS = 200_000
 """Between two calls of a decoder something else goes on."""
 CHUNK_BLOCK_BYTES = 4 << 20
+OWN_SHARE = 8
+"""A token is multiplied with one of so many rows of a block."""
 PROMPT_TOKENS = 16
 WARMING_TOKENS = 16
 TIMED_TOKENS = 64
@@ -120,6 +124,7 @@ def measure_rates(
             matvec[dtype] = matvec_rate(kernels, buffer, dtype, ROW_BYTES)
             matvec[NARROW.format(dtype)] = matvec_rate(kernels, buffer, dtype, NARROW_ROW_BYTES)
             matvec[CHUNK.format(dtype)] = chunk_rate(dtype, usable)
+            matvec[OWN.format(dtype)] = own_rate(kernels, dtype)
             rows[dtype] = scattered_rate(kernels, buffer, dtype)
     finally:
         kernels.close()
@@ -225,6 +230,31 @@ def chunk_rate(dtype: str, threads: int) -> float:
     finally:
         kernels.close()
     return len(raw) * CHUNK_TOKENS / seconds
+
+
+def own_rate(kernels: core.Kernels, dtype: str) -> float:
+    """Bytes per second of what tokens of a prompt do with neurons of a block, of each its own.
+
+    The rows come from memory once, as a block does from flash.
+    """
+    width, row_bytes = _row(dtype, ROW_BYTES)
+    stride = 2 * row_bytes
+    bundles = CHUNK_BLOCK_BYTES // stride
+    raw = np.full(bundles * stride, _PATTERN, np.uint8)
+    generator, a_token = np.random.default_rng(0), max(bundles // OWN_SHARE, 1)
+    each = [np.sort(generator.permutation(bundles)[:a_token]) for _ in range(CHUNK_TOKENS)]
+    ends = np.arange(1, CHUNK_TOKENS + 1, dtype=np.int32) * np.int32(a_token)
+    own = BlockSlice(np.concatenate(each).astype(np.int32), ends)
+    x, out = np.ones(CHUNK_TOKENS * width, np.float32), np.zeros(CHUNK_TOKENS * width, np.float32)
+    dots, ones = np.empty(len(own.ids), np.float32), np.ones(len(own.ids), np.float32)
+
+    def neurons() -> None:
+        kernels.dot_rows_each(raw, stride, 0, dtype, own.ids, ends, x, dots)
+        kernels.weighted_sum_rows_each(
+            raw, stride, row_bytes, dtype, own.ids, ones, ends, own.block_ends(), out
+        )
+
+    return len(own.ids) * stride / _median_seconds(neurons)
 
 
 def _row(dtype: str, row_bytes: int) -> tuple[int, int]:

@@ -189,13 +189,17 @@ class StoreModel:
         # Behind attention the last layer is computed for the last token of each row alone.
         fewer = tokens - block.rows
         weights -= _behind_last(spec) * fewer
+        selecting = 0.0
         if prompt_is_selected(self.scenario.options):
             # All tokens with all neurons, or each with its own: `model.neuron_slices`.
             used = self._used_share(1)
             own = own_rows_seconds(self._rates, spec.dtype, self._ffn_bytes, tokens, used)
             bundles = min(bundles, own)
-        bundles *= 1 - fewer / tokens / spec.bundled_layers
-        products = weights / self._chunk(spec.matrix_dtype) + bundles
+            if self._resident.predictors:
+                narrow = self.scenario.sizes.predictor_dtype
+                selecting = self._resident.predictors * tokens / self._chunk(narrow)
+        neurons = (bundles + selecting) * (1 - fewer / tokens / spec.bundled_layers)
+        products = weights / self._chunk(spec.matrix_dtype) + neurons
         each = self._rates.layer_overhead_ns / 1e9 + self.overheads.row_layer_seconds
         overhead = block.rows * (each + self.overheads.row_seconds / layers)
         seen = self.work.prompt_tokens / 2
