@@ -46,6 +46,35 @@ def test_a_matrix_times_vectors_has_the_bits_of_each_alone(
         assert np.array_equal(out, alone)
 
 
+@pytest.mark.skipif("avxvnni" not in _core.available_isas(), reason="no VNNI in 256 bits")
+@pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_vnni_in_256_bits_has_the_bits_of_avx2(
+    dtype: str, fast: bool, shape: tuple[int, int, int]
+) -> None:
+    """Sums of a group are exact, and groups add up in the same order."""
+    vectors, columns, count = shape
+    rows = encode(normal((count, columns)), dtype)
+    x, weights = normal((vectors, columns), seed=1), normal((vectors, count), seed=2)
+    ends, ids = np.array([count], np.int32), np.arange(count, dtype=np.int32)
+    where = (rows, nbytes_of(dtype, columns), 0, dtype, ids)
+    found = []
+    for isa in ("avx2", "avxvnni"):
+        kernels = _core.Kernels(2, isa, fast)
+        products = np.empty((vectors, count), np.float32)
+        sums = np.zeros((vectors, columns), np.float32)
+        kernels.matmul(rows, dtype, x, products)
+        kernels.weighted_sum_rows_all(*where, weights, ends, sums)
+        alone = np.zeros(columns, np.float32)
+        kernels.weighted_sum_rows(*where, weights[0], ends, alone)
+        kernels.close()
+        found.append((products, sums, alone))
+    for avx2, vnni in zip(*found, strict=True):
+        assert np.array_equal(avx2, vnni)
+        assert np.isfinite(avx2).all()
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("columns", [1, 32, 96, 500, 513, 1000, 4100])

@@ -23,7 +23,12 @@ CHECKING_NATIVE = tuple(
         "kernels/token_rows.cpp",
     )
 )
-OTHER_INSTRUCTION_SETS = ("kernels_avx2.cpp", "kernels_avx512.cpp", "kernels_neon.cpp")
+OTHER_INSTRUCTION_SETS = (
+    "kernels_avx2.cpp",
+    "kernels_avx512.cpp",
+    "kernels_avxvnni.cpp",
+    "kernels_neon.cpp",
+)
 """Only some processors run them, and they are compared with the scalar ones where they are."""
 
 CHECKING_PYTHON = (

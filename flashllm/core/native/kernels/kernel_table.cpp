@@ -27,6 +27,18 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 && has_f16c();
 }
 
+#if FLASH_HAS_AVXVNNI
+bool has_avxvnni() {
+  constexpr unsigned int kAvxVnni = 1U << 4;
+  unsigned int eax = 0;
+  unsigned int ebx = 0;
+  unsigned int ecx = 0;
+  unsigned int edx = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (eax & kAvxVnni) != 0;
+}
+#endif
+
 bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f") != 0; }
 
 bool has_vnni() {
@@ -42,6 +54,9 @@ std::vector<const KernelTable*> available_kernels() {
   std::vector<const KernelTable*> tables = {&scalar_kernels()};
 #if defined(__x86_64__)
   if (has_avx2()) tables.push_back(&avx2_kernels());
+#if FLASH_HAS_AVXVNNI
+  if (has_avxvnni()) tables.push_back(&avxvnni_kernels());
+#endif
   if (has_avx512()) tables.push_back(&avx512_kernels());
   if (has_vnni()) tables.push_back(&avx512vnni_kernels());
 #elif defined(__aarch64__)

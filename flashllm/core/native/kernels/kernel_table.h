@@ -8,6 +8,14 @@
 
 #include "dtype.h"
 
+// Whether the compiler knows it.
+#if defined(__x86_64__) && ((defined(__clang__) && __clang_major__ >= 12) || \
+                            (!defined(__clang__) && __GNUC__ >= 11))
+#define FLASH_HAS_AVXVNNI 1
+#else
+#define FLASH_HAS_AVXVNNI 0
+#endif
+
 namespace flash_core {
 
 // The vector of a product. For groups it is rounded to whole numbers too, so that sums within a
@@ -182,6 +190,9 @@ struct KernelTable {
 const KernelTable& scalar_kernels();  // what the others are tested against
 #if defined(__x86_64__)
 const KernelTable& avx2_kernels();
+#if FLASH_HAS_AVXVNNI
+const KernelTable& avxvnni_kernels();
+#endif
 const KernelTable& avx512_kernels();
 const KernelTable& avx512vnni_kernels();
 #elif defined(__aarch64__)
