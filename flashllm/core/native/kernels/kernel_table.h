@@ -9,8 +9,8 @@
 #include "dtype.h"
 
 // Whether the compiler knows it.
-#if defined(__x86_64__) && ((defined(__clang__) && __clang_major__ >= 12) || \
-                            (!defined(__clang__) && __GNUC__ >= 11))
+#if defined(__x86_64__) && \
+    ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
 #define FLASH_HAS_AVXVNNI 1
 #else
 #define FLASH_HAS_AVXVNNI 0
