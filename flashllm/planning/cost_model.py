@@ -200,12 +200,19 @@ def chunk_seconds(
 
 
 def own_rows_seconds(
-    rates: MachineRates, dtype: str, weight_bytes: float, tokens: int, used_share: float
+    rates: MachineRates,
+    dtype: str,
+    weight_bytes: float,
+    tokens: int,
+    used_share: float,
+    *,
+    by_blocks: bool = True,
 ) -> float:
     """Seconds of a prompt's products where each token is multiplied with its own rows alone.
 
-    These are `used_share` of `weight_bytes`. Older profiles have the rate of rows from memory
-    alone; `KeyError` where none is known.
+    These are `used_share` of `weight_bytes`, which come block `by_blocks`: caches have a block's
+    rows from one token to the next, but not those of a layer. Older profiles have the rate of rows
+    from memory alone; `KeyError` where none is known.
     """
-    rate = rates.kernel_bytes_per_second.get(OWN.format(dtype))
+    rate = rates.kernel_bytes_per_second.get(OWN.format(dtype)) if by_blocks else None
     return used_share * weight_bytes * tokens / (rate or rates.rows_bytes_per_second[dtype])

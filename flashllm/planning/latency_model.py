@@ -322,11 +322,10 @@ class _Clock:
             own = math.inf
             if self.plan.prompt_is_selected and spec.experts is None:
                 own = own_rows_seconds(
-                    self.rates, spec.dtype, block_bytes, tokens, self._used_share
-                )
+                    self.rates, spec.dtype, block_bytes, tokens, self._used_share,
+                    by_blocks=tokens > few_tokens,
+                )  # fmt: skip
                 selecting = self._selecting_seconds(tokens)
-                if selecting is None:
-                    return None
                 beside += selecting * (1 - (1 - asked) / spec.bundled_layers)
             if tokens <= few_tokens:
                 here = start > 0 or warm
@@ -340,12 +339,12 @@ class _Clock:
         head = dram_seconds(self.rates, self.model.encodings, moved).head
         return seconds + head + self.rates.token_overhead_ns / 1e9
 
-    def _selecting_seconds(self, tokens: int) -> float | None:
-        """Of predicting what so many tokens of a prompt need; None if no rate is known."""
+    def _selecting_seconds(self, tokens: int) -> float:
+        """Of predicting what so many tokens of a prompt need; 0 if no rate is known."""
         if self.plan.select != "predicted":
             return 0.0
         narrow = self.model.encodings.predictors
-        return chunk_seconds(self.rates, narrow, self.model.predictors, tokens)
+        return chunk_seconds(self.rates, narrow, self.model.predictors, tokens) or 0.0
 
     def _asked_share(self, tokens: int, left: int) -> float:
         """Of a chunk's tokens, those that the last layer is computed for behind attention.

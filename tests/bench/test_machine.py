@@ -76,7 +76,7 @@ def test_a_rate_is_the_bytes_that_the_kernel_goes_through(
         assert machine_rates.scattered_rate(kernels, buffer, "int4") == 227 * 2 * 2304
         assert machine_rates.chunk_rate("bf16", 1) == 4 * MIB * 128
         # An eighth of a block's bundles for each of 128 tokens.
-        assert machine_rates.own_rate(kernels, "bf16") == 128 * 32 * 2 * 8192
+        assert machine_rates.own_rate(kernels, buffer, "bf16") == 128 * 32 * 2 * 8192
     finally:
         kernels.close()
     monkeypatch.setattr(core, "stream_read_ns", lambda _buffer, threads: 10**9 // threads)

@@ -126,12 +126,16 @@ def test_rounding_of_keys_and_values_is_bounded(make_kernels: Make, dtype: str) 
     assert np.abs(case.attend(kernels) - case.exact(floats)).max() <= bound
 
 
-@pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_threads_and_capacity_change_no_bit(make_kernels: Make, dtype: str) -> None:
-    shape = (12, 4, 80, 1500, 3)
+@pytest.mark.parametrize("dtype", [*KV_DTYPES, "int4"])
+@pytest.mark.parametrize("heads", [(12, 4), (16, 1)])
+def test_threads_and_capacity_change_no_bit(
+    make_kernels: Make, dtype: str, heads: tuple[int, int]
+) -> None:
+    """Nor does it whether heads that share keys are multiplied together, or by threads apart."""
+    shape = (*heads, 80, 1500, 3)
     found = [
         Case(make_kernels(threads), dtype, (*shape, capacity)).attend(make_kernels(threads))
-        for threads, capacity in ((1, 1500), (2, 1500), (3, 1501), (5, 4000))
+        for threads, capacity in ((1, 1500), (2, 1500), (3, 1501), (5, 4000), (20, 1500))
     ]
     assert all(np.array_equal(found[0], other) for other in found[1:])
     assert len(np.unique(found[0])) > len(found[0]) // 2

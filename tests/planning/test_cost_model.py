@@ -157,5 +157,8 @@ def test_own_rows_take_their_share_at_their_rate() -> None:
     known = RATES.kernel_bytes_per_second | {OWN.format("f16"): 4 * FLAT}
     rates = dataclasses.replace(RATES, kernel_bytes_per_second=known)
     assert own_rows_seconds(rates, "f16", 1e9, 100, 0.1) == pytest.approx(1e10 / FLAT / 4)
+    # A layer's rows are in no cache when the next token comes.
+    layer = own_rows_seconds(rates, "f16", 1e9, 100, 0.1, by_blocks=False)
+    assert layer == pytest.approx(1e10 / FLAT)
     # A profile of before has no such rate: rows from memory are slower than those in caches.
     assert own_rows_seconds(RATES, "f16", 1e9, 100, 0.1) == pytest.approx(1e10 / FLAT)

@@ -128,15 +128,21 @@ def test_tokens_of_selected_prompts_are_multiplied_with_their_own_neurons() -> N
     ffn *= fewer
     expected: dict[PromptNeurons, float] = {
         "exact": tokens * ffn / 1e11,
-        # What each needs is predicted first, of all but the last layer for all of them.
-        "selected": tokens * ffn * share / rows
-        + tokens * model.scenario.sizes.predictors * fewer / 1e11,
+        "selected": tokens * ffn * share / rows,
     }
+    sizes = model.scenario.sizes
     for neurons, bundles in expected.items():
         scenario = model.scenario.having(prompt_neurons=neurons)
-        prompts = dataclasses.replace(model, scenario=scenario).cost(Block(8, 1)).prefill
-        found = prompts.breakdown(DRAM)["products"]
-        assert found == pytest.approx(attention + bundles, rel=0.003)
+        with_, without = (
+            dataclasses.replace(model, scenario=dataclasses.replace(scenario, sizes=each))
+            .cost(Block(8, 1))
+            .prefill.breakdown(DRAM)["products"]
+            for each in (sizes, dataclasses.replace(sizes, predictors=0))
+        )
+        assert without == pytest.approx(attention + bundles, rel=0.003)
+        # What each needs is predicted first, in the last layer for the last token of each row.
+        predicting = sizes.predictors * tokens * fewer / 1e11 if neurons == "selected" else 0.0
+        assert with_ - without == pytest.approx(predicting, rel=1e-6)
     assert share / rows < 1 / 1e11, "or both are the same"
 
 

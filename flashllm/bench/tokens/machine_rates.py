@@ -104,7 +104,7 @@ def measure_rates(
     usable = compute_threads()
     threads = threads or sorted({usable, *(1 << power for power in range(usable.bit_length()))})
     pieces = itertools.count()
-    all_pieces = len(threads) + len(DTYPES) + 1
+    all_pieces = len(threads) + 2 * len(DTYPES) + 1
 
     def begin() -> None:
         before_each(next(pieces), all_pieces)
@@ -124,8 +124,9 @@ def measure_rates(
             matvec[dtype] = matvec_rate(kernels, buffer, dtype, ROW_BYTES)
             matvec[NARROW.format(dtype)] = matvec_rate(kernels, buffer, dtype, NARROW_ROW_BYTES)
             matvec[CHUNK.format(dtype)] = chunk_rate(dtype, usable)
-            matvec[OWN.format(dtype)] = own_rate(kernels, dtype)
             rows[dtype] = scattered_rate(kernels, buffer, dtype)
+            begin()
+            matvec[OWN.format(dtype)] = own_rate(kernels, buffer, dtype)
     finally:
         kernels.close()
     del buffer
@@ -232,15 +233,18 @@ def chunk_rate(dtype: str, threads: int) -> float:
     return len(raw) * CHUNK_TOKENS / seconds
 
 
-def own_rate(kernels: core.Kernels, dtype: str) -> float:
+def own_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> float:
     """Bytes per second of what tokens of a prompt do with neurons of a block, of each its own.
 
-    The rows come from memory once, as a block does from flash.
+    The rows come from memory once: every call takes another block, as those of a layer come.
     """
     width, row_bytes = _row(dtype, ROW_BYTES)
     stride = 2 * row_bytes
-    bundles = CHUNK_BLOCK_BYTES // stride
-    raw = np.full(bundles * stride, _PATTERN, np.uint8)
+    block_bytes = min(CHUNK_BLOCK_BYTES, buffer.nbytes)
+    bundles = block_bytes // stride
+    blocks = np.split(buffer.array()[: buffer.nbytes // block_bytes * block_bytes],
+                      buffer.nbytes // block_bytes)  # fmt: skip
+    following = _from_elsewhere(blocks, dtype)
     generator, a_token = np.random.default_rng(0), max(bundles // OWN_SHARE, 1)
     each = [np.sort(generator.permutation(bundles)[:a_token]) for _ in range(CHUNK_TOKENS)]
     ends = np.arange(1, CHUNK_TOKENS + 1, dtype=np.int32) * np.int32(a_token)
@@ -249,9 +253,10 @@ def own_rate(kernels: core.Kernels, dtype: str) -> float:
     dots, ones = np.empty(len(own.ids), np.float32), np.ones(len(own.ids), np.float32)
 
     def neurons() -> None:
-        kernels.dot_rows_each(raw, stride, 0, dtype, own.ids, ends, x, dots)
+        rows = next(following)
+        kernels.dot_rows_each(rows, stride, 0, dtype, own.ids, ends, x, dots)
         kernels.weighted_sum_rows_each(
-            raw, stride, row_bytes, dtype, own.ids, ones, ends, own.block_ends(), out
+            rows, stride, row_bytes, dtype, own.ids, ones, ends, own.block_ends(), out
         )
 
     return len(own.ids) * stride / _median_seconds(neurons)

@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include "attention_tiles.h"
+#include "attention_together.h"
 
 #include <algorithm>
 #include <array>
@@ -115,6 +116,11 @@ bool asks_far_ahead(DType dtype) { return !is_grouped(dtype); }
 
 void score(const Group& group) {
   const SeenRows seen = group.seen;
+  for (size_t head = group.first_head; head < group.last_head; ++head) {
+    HeadQuery* const query = group.room.queries + head - group.first_head;
+    const float* const values = group.task.query + head * group.task.sizes.columns;
+    query->input = query->rounded.prepare(group.task.dtype, values, group.task.sizes.columns);
+  }
   const DotFunction dot = group.table.dot[static_cast<size_t>(group.task.dtype)];
   const bool far = asks_far_ahead(group.task.dtype);
   const size_t row_bytes = group.task.sizes.row_bytes;
@@ -137,7 +143,6 @@ void score(const Group& group) {
       } else {
         dot_each(dot, all, row, query, scores);
       }
-      for (size_t i = 0; i < end - begin; ++i) scores[i] *= group.task.scale;
     }
   }
 }
@@ -169,15 +174,46 @@ void mix(const Group& group) {
   }
 }
 
+// So many queries that share keys, or more, are faster together (docs/log/). Floats have to be put
+// in panels for it, and groups too where their tiles are of unpacked numbers.
+size_t least_together(const KernelTable& table, DType dtype) {
+  if (!is_grouped(dtype)) return 8;
+  return table.product[static_cast<size_t>(dtype)].keeps_bytes ? 1 : 2;
+}
+
 void attend_group(const Group& group) {
-  const size_t columns = group.task.sizes.columns;
-  score(group);
-  std::fill(group.task.out + group.first_head * columns, group.task.out + group.last_head * columns,
-            0.0F);
-  for (size_t head = group.first_head; head < group.last_head; ++head) {
-    softmax(group.scores_of(head), group.seen.count(), sink_of(group.task.sinks, head));
+  const Attention& task = group.task;
+  const size_t columns = task.sizes.columns;
+  const size_t heads = group.last_head - group.first_head;
+  float* const out = task.out + group.first_head * columns;
+  std::fill_n(out, heads * columns, 0.0F);
+  const bool is_together =
+      heads >= least_together(group.table, task.dtype) && Together::can(group.table, task.dtype);
+  TogetherScratch* const scratch = together_scratch();
+  if (is_together) {
+    scratch->queries.clear();
+    for (size_t head = group.first_head; head < group.last_head; ++head) {
+      scratch->queries.push_back(task.query + head * columns);
+    }
+    scratch->seen.assign(heads, group.seen.count());
   }
-  mix(group);
+  const Together together(group.table, task.dtype, task.sizes, task.runs.of(group.kv_head),
+                          group.seen.first, scratch);
+  if (is_together) {
+    together.score(group.room.scores, task.sizes.capacity);
+  } else {
+    score(group);
+  }
+  for (size_t head = group.first_head; head < group.last_head; ++head) {
+    float* const scores = group.scores_of(head);
+    for (size_t i = 0; i < group.seen.count(); ++i) scores[i] *= task.scale;
+    softmax(scores, group.seen.count(), sink_of(task.sinks, head));
+  }
+  if (is_together) {
+    together.mix(group.room.scores, task.sizes.capacity, {out, heads, columns});
+  } else {
+    mix(group);
+  }
 }
 
 // Heads of one token, whose query, out and sinks fit to them.
@@ -254,10 +290,6 @@ HeadRoom AttendScratch::from(size_t head, const AttendSizes& sizes) {
 void attend_heads(const KernelTable& table, const Attention& task, size_t first_head,
                   size_t last_head, const HeadRoom& room) {
   const AttendSizes& sizes = task.sizes;
-  for (size_t i = 0; i < last_head - first_head; ++i) {
-    const float* query = task.query + (first_head + i) * sizes.columns;
-    room.queries[i].input = room.queries[i].rounded.prepare(task.dtype, query, sizes.columns);
-  }
   for (size_t head = first_head; head < last_head;) {
     const size_t kv_head = head / sizes.sharing();
     const size_t end = std::min(last_head, (kv_head + 1) * sizes.sharing());

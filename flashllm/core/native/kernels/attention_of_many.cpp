@@ -1,12 +1,13 @@
 // Attention of several tokens that follow one another, each with the bits that it has alone.
 //
-// A part is a head of keys and some of the tokens. Its scores are products of tiles (tiles.h), and
-// its values sums of decoded rows (tile_sums.h): both have the order of a vector by itself.
+// A part is a head of keys and some of the tokens, whose queries are multiplied together
+// (attention_together.h).
 #include <stdexcept>
 #include <string>
 
 #include "attention.h"
 #include "attention_tiles.h"
+#include "attention_together.h"
 #include "checked.h"
 #include "kernels.h"
 #include "many_vectors.h"
@@ -86,16 +87,8 @@ struct ManyTask {
 
 // Memory of a thread, kept until it ends.
 struct PartScratch {
-  LineScratch queries;
-  LineScratch panel;
-  LineScratch decoded;
-  LineScratch unpacked;
-  std::vector<const float*> weights;
-  std::vector<float*> out;
   std::vector<float> scores;
   std::vector<float> sums;
-  std::vector<float> partial;
-  QuantisedInput rounded;
   AttendScratch alone;
 };
 
@@ -108,23 +101,30 @@ class Part {
       : table_(table), task_(task), sizes_(sizes), kv_head_(kv_head), first_(first), end_(end) {}
 
   void run(PartScratch* scratch) const {
-    const ProductKernel& kernel = table_.product[static_cast<size_t>(task_.dtype)];
     // Where a token does not see the first position, its tiles begin elsewhere.
     const bool sees_all = sizes_.window == 0 || sizes_.before + end_ <= sizes_.window;
-    if (!sees_all || kernel.rows == 0) return run_alone(scratch);
+    if (!sees_all || !Together::can(table_, task_.dtype)) return run_alone(scratch);
+    const size_t columns = sizes_.layer.columns;
+    TogetherScratch* const vectors_scratch = together_scratch();
+    vectors_scratch->queries.clear();
+    vectors_scratch->seen.clear();
+    for (size_t v = 0; v < vectors(); ++v) {
+      vectors_scratch->queries.push_back(task_.query + place(v));
+      vectors_scratch->seen.push_back(seen_by(v));
+    }
+    const Together together(table_, task_.dtype, sizes_.layer, task_.runs.of(kv_head_), 0,
+                            vectors_scratch);
     scratch->scores.resize(std::max(scratch->scores.size(), vectors() * seen()));
-    score(kernel, scratch);
+    together.score(scratch->scores.data(), seen());
     for (size_t v = 0; v < vectors(); ++v) {
       float* const scores = scratch->scores.data() + v * seen();
       for (size_t i = 0; i < seen_by(v); ++i) scores[i] *= task_.scale;
       softmax(scores, seen_by(v), sink_of(task_.sinks, head(v)));
     }
-    scratch->sums.assign(vectors() * sizes_.layer.columns, 0.0F);
-    // Sets that have products in tiles have sums of decoded rows.
-    is_grouped(task_.dtype) ? mix_grouped(scratch) : mix_decoded(scratch);
+    scratch->sums.assign(vectors() * columns, 0.0F);
+    together.mix(scratch->scores.data(), seen(), {scratch->sums.data(), vectors(), columns});
     for (size_t v = 0; v < vectors(); ++v) {
-      std::copy_n(scratch->sums.data() + v * sizes_.layer.columns, sizes_.layer.columns,
-                  task_.out + place(v));
+      std::copy_n(scratch->sums.data() + v * columns, columns, task_.out + place(v));
     }
   }
 
@@ -137,99 +137,6 @@ class Part {
   // Where a vector lies in query and out.
   size_t place(size_t v) const {
     return ((first_ + v / sizes_.sharing()) * sizes_.layer.heads + head(v)) * sizes_.layer.columns;
-  }
-  RunCursor cursor(RowKind kind) const {
-    return {task_.runs.of(kv_head_), kind, sizes_.layer.row_bytes};
-  }
-
-  void score(const ProductKernel& kernel, PartScratch* scratch) const {
-    const size_t columns = sizes_.layer.columns;
-    const size_t steps = kernel.steps(columns);
-    const size_t vector_tile = kernel.vectors * kernel.vector_piece_bytes * steps;
-    const size_t row_tile = kernel.rows * kernel.row_piece_bytes * steps;
-    const size_t tiles = ceil_div(vectors(), kernel.vectors);
-    uint8_t* const queries = scratch->queries.room(tiles * vector_tile);
-    for (size_t v = 0; v < vectors(); ++v) {
-      const float* query = task_.query + place(v);
-      const DotInput input = scratch->rounded.prepare(task_.dtype, query, columns);
-      const size_t first = v / kernel.vectors * kernel.vectors;
-      kernel.pack_vector(input, v - first, std::min(kernel.vectors, vectors() - first),
-                         queries + v / kernel.vectors * vector_tile);
-    }
-    const size_t at_once = panel_rows(kernel, row_tile);
-    uint8_t* const panel = scratch->panel.room(ceil_div(at_once, kernel.rows) * row_tile);
-    RunCursor rows = cursor(RowKind::keys);
-    for (size_t at = 0; at < seen(); at += at_once) {
-      PanelRows keys = {};
-      keys.count = std::min(at_once, seen() - at);
-      rows.rows(at, at + keys.count, keys.rows.data());
-      kernel.pack_rows(keys, columns, panel);
-      for (size_t t = 0; t < tiles; ++t) {
-        const size_t v = t * kernel.vectors;
-        const TileVectors tile = {queries + t * vector_tile,
-                                  std::min(kernel.vectors, vectors() - v), columns, false};
-        kernel.multiply({panel, keys.count}, tile, scratch->scores.data() + v * seen() + at,
-                        seen());
-      }
-    }
-  }
-
-  void mix_decoded(PartScratch* scratch) const {
-    const size_t columns = sizes_.layer.columns;
-    auto* const decoded = reinterpret_cast<float*>(
-        scratch->decoded.room(kAttendTile * kDecodedColumns * sizeof(float)));
-    BlockLists lists(vectors());
-    RunCursor rows = cursor(RowKind::values);
-    for (size_t at = 0; at < seen(); at += kAttendTile) {
-      const size_t count = std::min(kAttendTile, seen() - at);
-      std::array<const uint8_t*, kBlockRows> values;
-      rows.rows(at, at + count, values.data());
-      for (size_t v = 0; v < vectors(); ++v) {
-        const size_t here = seen_by(v) > at ? std::min(seen_by(v) - at, count) : 0;
-        lists.fill_one(v, scratch->scores.data() + v * seen() + at, here);
-      }
-      sum_decoded(table_, task_.dtype, values, count, lists, {0, columns, columns}, decoded,
-                  {scratch->sums.data(), vectors(), columns});
-    }
-  }
-
-  // Queries that see all of a tile share its rows, as that of the last token does at least; each of
-  // the others adds its own.
-  void mix_grouped(PartScratch* scratch) const {
-    const size_t columns = sizes_.layer.columns;
-    const AddFunction add = table_.add[static_cast<size_t>(task_.dtype)];
-    const GroupedSumFunction sum_whole = table_.grouped_sums[static_cast<size_t>(task_.dtype)];
-    scratch->partial.resize(
-        std::max(scratch->partial.size(), ceil_div(columns, kColumnUnit) * kColumnUnit));
-    RunCursor rows = cursor(RowKind::values);
-    TileRows tile;
-    const auto value = [&](size_t at) { return tile.row(at); };
-    const auto later = [&](size_t at) { return value(std::min(at + kRowsPerAdd, seen() - 1)); };
-    for (size_t at = 0; at < seen(); at += kAttendTile) {
-      const size_t tile_end = std::min(at + kAttendTile, seen());
-      tile.fill(&rows, at, tile_end, seen() - 1);
-      scratch->weights.clear();
-      scratch->out.clear();
-      for (size_t v = 0; v < vectors(); ++v) {
-        const size_t end = std::min(tile_end, seen_by(v));
-        const float* const weights = scratch->scores.data() + v * seen();
-        float* const out = scratch->sums.data() + v * columns;
-        if (end <= at) continue;
-        if (end == tile_end) {
-          scratch->weights.push_back(weights + at);
-          scratch->out.push_back(out);
-          continue;
-        }
-        add_tile(
-            add, value, later, [&](size_t i) { return weights[i]; }, at, end, columns,
-            scratch->partial.data(), out);
-      }
-      std::array<const uint8_t*, kAttendTile> here;
-      for (size_t i = at; i < tile_end; ++i) here[i - at] = value(i);
-      const GroupedBlock block = {here.data(), tile_end - at, scratch->weights.data(),
-                                  scratch->out.data(), scratch->out.size()};
-      sum_whole(block, {0, columns, columns}, scratch->unpacked.room(kUnpackedBytes));
-    }
   }
 
   void run_alone(PartScratch* scratch) const {

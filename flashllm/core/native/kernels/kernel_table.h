@@ -8,11 +8,8 @@
 
 #include "dtype.h"
 
-// Whether the compiler knows it.
-#if defined(__x86_64__) && \
-    ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
-#define FLASH_HAS_AVXVNNI 1
-#else
+// Whether the compiler and the assembler know it (CMakeLists.txt).
+#ifndef FLASH_HAS_AVXVNNI
 #define FLASH_HAS_AVXVNNI 0
 #endif
 

@@ -297,11 +297,14 @@ void Kernels::attend_one(const Attention& task, size_t rows) {
   const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
   // Heads of queries that share a head of keys read it once, and compute with it each.
   const size_t work = 2 * rows * task.sizes.row_bytes * task.sizes.sharing();
-  const int parts = parts_for(work, std::min(heads, most));
+  // Heads that share keys stay together where threads can share those out.
+  const size_t kv_heads = task.sizes.kv_heads;
+  const size_t units = kv_heads >= static_cast<size_t>(threads_) ? kv_heads : heads;
+  const int parts = parts_for(work, std::min(units, most));
   pool_->run(parts, [&](int part) {
-    const size_t first = part_begin(heads, part, parts);
-    attend_heads(table_, task, first, part_begin(heads, part + 1, parts),
-                 attend_scratch_.from(first, task.sizes));
+    const size_t first = part_begin(units, part, parts) * (heads / units);
+    const size_t end = part_begin(units, part + 1, parts) * (heads / units);
+    attend_heads(table_, task, first, end, attend_scratch_.from(first, task.sizes));
   });
 }
 

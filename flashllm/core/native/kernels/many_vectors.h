@@ -56,8 +56,15 @@ struct BlockLists {
   std::vector<float> weights;
   std::vector<size_t> counts;
 
-  explicit BlockLists(size_t vectors)
-      : rows(vectors * kBlockRows), weights(vectors * kBlockRows), counts(vectors) {}
+  explicit BlockLists(size_t vectors) { make_room(vectors); }
+
+  // For so many at least.
+  void make_room(size_t vectors) {
+    if (vectors <= counts.size()) return;
+    rows.resize(vectors * kBlockRows);
+    weights.resize(vectors * kBlockRows);
+    counts.resize(vectors);
+  }
 
   // Of vector `v`, the `n` rows from the first on.
   void fill_one(size_t v, const float* from, size_t n) {
