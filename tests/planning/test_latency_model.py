@@ -316,9 +316,11 @@ def test_behind_attention_the_last_layer_is_of_the_last_tokens() -> None:
         found = given.expect(plan, prompt_tokens=tokens).first_token_seconds
         ffn, matrix = 16384 * 16384, 4096 * 4096 * 2
         products = tokens * (31 * ffn + (32 * 4 - 1) * matrix) + asked * (ffn + matrix)
-        without = dataclasses.replace(
-            given, sizes=dataclasses.replace(given.sizes, predictors=0)
-        ).expect(plan, prompt_tokens=tokens).first_token_seconds
+        without = (
+            dataclasses.replace(given, sizes=dataclasses.replace(given.sizes, predictors=0))
+            .expect(plan, prompt_tokens=tokens)
+            .first_token_seconds
+        )
         assert without == pytest.approx(products / 1e11, rel=0.002)
         predicting = given.sizes.predictors * (31 * tokens + asked) / 32 / 1e11
         assert found is not None
