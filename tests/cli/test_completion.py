@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -31,12 +32,16 @@ def written(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def offered(script: str, folder: Path, *words: str) -> list[str]:
-    """What bash offers for the last of the words, in a folder."""
+    """What bash offers for the last of the words, in a folder.
+
+    An installed `flashllm` would be asked for models: there is none but what the script defines.
+    """
     quoted = " ".join(f"'{word}'" for word in ("flashllm", *words))
     done = subprocess.run(
         [BASH, "--norc", "-c", f"{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words)}\n"
          "_flashllm flashllm; printf '%s\\n' \"${COMPREPLY[@]}\""],
         capture_output=True, text=True, cwd=folder, check=True,
+        env={**os.environ, "PATH": os.defpath},
     )  # fmt: skip
     assert done.stderr == ""
     return [line for line in done.stdout.split("\n") if line]

@@ -236,7 +236,8 @@ def chunk_rate(dtype: str, threads: int) -> float:
 def own_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> float:
     """Bytes per second of what tokens of a prompt do with neurons of a block, of each its own.
 
-    The rows come from memory once: every call takes another block, as those of a layer come.
+    Every call takes another block, as those of a layer come, as far as the buffer has others: in a
+    large cache those of a quick profile stay.
     """
     width, row_bytes = _row(dtype, ROW_BYTES)
     stride = 2 * row_bytes

@@ -5,6 +5,7 @@
 #include <limits>
 #include <random>
 
+#include "attention.h"
 #include "kernels.h"
 #include "testing.h"
 #include "views.h"
@@ -104,6 +105,36 @@ std::vector<double> expected_of(const Layer& layer, const Attend& task) {
 }
 
 }  // namespace
+
+TEST(heads_that_share_keys_have_together_the_bits_of_each_alone) {
+  for (const KernelTable* table : available_kernels()) {
+    KernelTable apart = *table;
+    for (ProductKernel& product : apart.product) product.rows = 0;  // one vector after the other
+    for (const DType dtype : kAll) {
+      for (const size_t sharing : {1, 2, 9}) {
+        for (const int64_t first : {0, 5}) {
+          Layer layer(dtype, 72, 2, 210, sharing);
+          layer.sinks = some(2 * sharing, 2, 4);
+          std::vector<float> found[2];
+          for (const bool together : {false, true}) {
+            // A scale with which some weights are exactly zero.
+            const Attend given = layer.task(first, 203, 30.0F);
+            HeadRuns runs;
+            const AttendSizes sizes = check_attend(given, &runs);
+            const SeenRows seen = {static_cast<size_t>(first), 203};
+            const Attention task = {dtype,       sizes,          runs,       seen, given.query.data,
+                                    given.scale, given.out.data, given.sinks};
+            AttendScratch scratch;
+            scratch.make_room(sizes.heads, sizes);
+            attend_heads(together ? *table : apart, task, 0, sizes.heads, scratch.from(0, sizes));
+            found[together ? 1 : 0] = layer.out;
+          }
+          CHECK(found[0] == found[1]);
+        }
+      }
+    }
+  }
+}
 
 TEST(attention_agrees_with_wide_arithmetic_for_every_set_and_encoding) {
   for (const KernelTable* table : available_kernels()) {

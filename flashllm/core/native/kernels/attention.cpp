@@ -174,21 +174,13 @@ void mix(const Group& group) {
   }
 }
 
-// So many queries that share keys, or more, are faster together (docs/log/). Floats have to be put
-// in panels for it, and groups too where their tiles are of unpacked numbers.
-size_t least_together(const KernelTable& table, DType dtype) {
-  if (!is_grouped(dtype)) return 8;
-  return table.product[static_cast<size_t>(dtype)].keeps_bytes ? 1 : 2;
-}
-
 void attend_group(const Group& group) {
   const Attention& task = group.task;
   const size_t columns = task.sizes.columns;
   const size_t heads = group.last_head - group.first_head;
   float* const out = task.out + group.first_head * columns;
   std::fill_n(out, heads * columns, 0.0F);
-  const bool is_together =
-      heads >= least_together(group.table, task.dtype) && Together::can(group.table, task.dtype);
+  const bool is_together = Together::gains(group.table, task.dtype, heads, group.seen.count());
   TogetherScratch* const scratch = together_scratch();
   if (is_together) {
     scratch->queries.clear();

@@ -12,6 +12,38 @@ TogetherScratch* together_scratch() {
   return &scratch;
 }
 
+namespace {
+
+// So many heads, or more, are faster together. Floats have to be put in panels for it, and groups
+// too where their tiles are of unpacked numbers.
+size_t least_heads(const ProductKernel& kernel, DType dtype) {
+  if (!is_grouped(dtype)) return 8;
+  return kernel.keeps_bytes ? 1 : 2;
+}
+
+}  // namespace
+
+bool Together::gains(const KernelTable& table, DType dtype, size_t heads, size_t rows) {
+  const ProductKernel& kernel = table.product[static_cast<size_t>(dtype)];
+  if (!can(table, dtype) || heads < least_heads(kernel, dtype)) return false;
+  // A panel of a few rows is filled up with others, which one head alone does not make up for.
+  return heads > 1 || rows >= 2 * kernel.rows;
+}
+
+size_t Together::pieces(const KernelTable& table, DType dtype, const AttendSizes& sizes,
+                        size_t threads) {
+  const size_t least = least_heads(table.product[static_cast<size_t>(dtype)], dtype);
+  if (!can(table, dtype) || sizes.sharing() < least) return 0;
+  // Threads are even where each has as many pieces, or where pieces are many.
+  constexpr size_t kMany = 4;
+  const auto uneven = [&](size_t count) { return count % threads != 0 && count < kMany * threads; };
+  size_t pieces = 1;
+  while (uneven(sizes.kv_heads * pieces) && sizes.sharing() / (2 * pieces) >= least) pieces *= 2;
+  // Floats gain less by it than by one more thread.
+  if (!is_grouped(dtype) && sizes.kv_heads * pieces < threads) return 0;
+  return pieces;
+}
+
 void Together::score(float* scores, size_t stride) const {
   const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype_)];
   const size_t columns = sizes_.columns;

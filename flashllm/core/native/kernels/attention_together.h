@@ -51,6 +51,15 @@ class Together {
     return table.product[static_cast<size_t>(dtype)].rows != 0;
   }
 
+  // Whether so many heads of a token that share keys are faster together than one by one, with so
+  // many rows (docs/log/2026-11-29-heads-that-share-keys.md).
+  static bool gains(const KernelTable& table, DType dtype, size_t heads, size_t rows);
+
+  // In how many pieces each head of keys has its heads of queries taken by so many threads; 0
+  // where they are one by one.
+  static size_t pieces(const KernelTable& table, DType dtype, const AttendSizes& sizes,
+                       size_t threads);
+
   // scores[v * stride + i]: query v times the key of row `first` + i, of all that any query sees.
   void score(float* scores, size_t stride) const;
   // Adds to sums [vectors, columns] the values of the rows that each query sees, times scores.

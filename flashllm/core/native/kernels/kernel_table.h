@@ -153,8 +153,8 @@ struct SumKernel {
 // What a thread has for a block of rows that are unpacked: columns that are taken at once.
 constexpr size_t kUnpackedBytes = 64 << 10;
 
-// A block of rows of groups, at most kBlockRows, for vectors that weigh each of them: none of their
-// weights is 0.
+// A block of rows of groups, at most kBlockRows, for vectors that weigh each of them. A weight of 0
+// counts among the eight that are rounded together: who leaves such rows out does not give them.
 struct GroupedBlock {
   const uint8_t* const* rows;
   size_t count;

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "attention_together.h"
 #include "checked.h"
 #include "many_vectors.h"
 #include "parts.h"
@@ -297,13 +298,20 @@ void Kernels::attend_one(const Attention& task, size_t rows) {
   const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
   // Heads of queries that share a head of keys read it once, and compute with it each.
   const size_t work = 2 * rows * task.sizes.row_bytes * task.sizes.sharing();
-  // Heads that share keys stay together where threads can share those out.
-  const size_t kv_heads = task.sizes.kv_heads;
-  const size_t units = kv_heads >= static_cast<size_t>(threads_) ? kv_heads : heads;
+  // Heads that share keys stay together where that gains.
+  const size_t pieces =
+      Together::pieces(table_, task.dtype, task.sizes, static_cast<size_t>(threads_));
+  const size_t units = pieces == 0 ? heads : task.sizes.kv_heads * pieces;
+  const auto first_head = [&](size_t unit) {
+    if (pieces == 0) return unit;
+    const size_t sharing = task.sizes.sharing();
+    const auto piece = static_cast<int>(unit % pieces);
+    return unit / pieces * sharing + part_begin(sharing, piece, static_cast<int>(pieces));
+  };
   const int parts = parts_for(work, std::min(units, most));
   pool_->run(parts, [&](int part) {
-    const size_t first = part_begin(units, part, parts) * (heads / units);
-    const size_t end = part_begin(units, part + 1, parts) * (heads / units);
+    const size_t first = first_head(part_begin(units, part, parts));
+    const size_t end = first_head(part_begin(units, part + 1, parts));
     attend_heads(table_, task, first, end, attend_scratch_.from(first, task.sizes));
   });
 }
