@@ -174,38 +174,39 @@ void mix(const Group& group) {
   }
 }
 
+// From scores to weights, in place.
+void weigh(const Group& group) {
+  const Attention& task = group.task;
+  for (size_t head = group.first_head; head < group.last_head; ++head) {
+    float* const scores = group.scores_of(head);
+    for (size_t i = 0; i < group.seen.count(); ++i) scores[i] *= task.scale;
+    softmax(scores, group.seen.count(), sink_of(task.sinks, head));
+  }
+}
+
 void attend_group(const Group& group) {
   const Attention& task = group.task;
   const size_t columns = task.sizes.columns;
   const size_t heads = group.last_head - group.first_head;
   float* const out = task.out + group.first_head * columns;
   std::fill_n(out, heads * columns, 0.0F);
-  const bool is_together = Together::gains(group.table, task.dtype, heads, group.seen.count());
-  TogetherScratch* const scratch = together_scratch();
-  if (is_together) {
-    scratch->queries.clear();
-    for (size_t head = group.first_head; head < group.last_head; ++head) {
-      scratch->queries.push_back(task.query + head * columns);
-    }
-    scratch->seen.assign(heads, group.seen.count());
+  if (!Together::gains(group.table, task.dtype, heads, group.seen.count())) {
+    score(group);
+    weigh(group);
+    mix(group);
+    return;
   }
+  TogetherScratch* const scratch = together_scratch();
+  scratch->queries.clear();
+  for (size_t head = group.first_head; head < group.last_head; ++head) {
+    scratch->queries.push_back(task.query + head * columns);
+  }
+  scratch->seen.assign(heads, group.seen.count());
   const Together together(group.table, task.dtype, task.sizes, task.runs.of(group.kv_head),
                           group.seen.first, scratch);
-  if (is_together) {
-    together.score(group.room.scores, task.sizes.capacity);
-  } else {
-    score(group);
-  }
-  for (size_t head = group.first_head; head < group.last_head; ++head) {
-    float* const scores = group.scores_of(head);
-    for (size_t i = 0; i < group.seen.count(); ++i) scores[i] *= task.scale;
-    softmax(scores, group.seen.count(), sink_of(task.sinks, head));
-  }
-  if (is_together) {
-    together.mix(group.room.scores, task.sizes.capacity, {out, heads, columns});
-  } else {
-    mix(group);
-  }
+  together.score(group.room.scores, task.sizes.capacity);
+  weigh(group);
+  together.mix(group.room.scores, task.sizes.capacity, {out, heads, columns});
 }
 
 // Heads of one token, whose query, out and sinks fit to them.

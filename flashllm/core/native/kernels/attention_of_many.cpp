@@ -105,15 +105,14 @@ class Part {
     const bool sees_all = sizes_.window == 0 || sizes_.before + end_ <= sizes_.window;
     if (!sees_all || !Together::can(table_, task_.dtype)) return run_alone(scratch);
     const size_t columns = sizes_.layer.columns;
-    TogetherScratch* const vectors_scratch = together_scratch();
-    vectors_scratch->queries.clear();
-    vectors_scratch->seen.clear();
+    TogetherScratch* const own = together_scratch();
+    own->queries.clear();
+    own->seen.clear();
     for (size_t v = 0; v < vectors(); ++v) {
-      vectors_scratch->queries.push_back(task_.query + place(v));
-      vectors_scratch->seen.push_back(seen_by(v));
+      own->queries.push_back(task_.query + place(v));
+      own->seen.push_back(seen_by(v));
     }
-    const Together together(table_, task_.dtype, sizes_.layer, task_.runs.of(kv_head_), 0,
-                            vectors_scratch);
+    const Together together(table_, task_.dtype, sizes_.layer, task_.runs.of(kv_head_), 0, own);
     scratch->scores.resize(std::max(scratch->scores.size(), vectors() * seen()));
     together.score(scratch->scores.data(), seen());
     for (size_t v = 0; v < vectors(); ++v) {
