@@ -17,6 +17,7 @@ SHAPES = [
     # Vectors, columns, rows: around the sizes of tiles, panels and blocks of every set.
     (1, 64, 5), (2, 1, 1), (3, 15, 64), (7, 16, 5), (64, 63, 129), (130, 64, 64), (5, 65, 129),
     (64, 4099, 5), (7, 4099, 64), (130, 1000, 1), (13, 2080, 25), (33, 512, 300), (2, 768, 7),
+    (300, 2050, 110),  # more than a core's cache has room for, over several panels at once
 ]  # fmt: skip
 
 

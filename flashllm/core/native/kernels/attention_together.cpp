@@ -93,7 +93,8 @@ void Together::mix_decoded(const float* scores, size_t stride, Matrix<float> sum
     rows.rows(first_ + at, first_ + at + here, values.data());
     for (size_t v = 0; v < vectors(); ++v) {
       const size_t seen = scratch_.seen[v];
-      lists.fill_one(v, scores + v * stride + at, seen > at ? std::min(seen - at, here) : 0);
+      lists.fill_one(table_.sums, v, scores + v * stride + at,
+                     seen > at ? std::min(seen - at, here) : 0);
     }
     sum_decoded(table_, dtype_, values, here, lists, {0, columns, columns}, decoded, sums);
   }

@@ -17,6 +17,9 @@ struct V {
   FLASH_INLINE Type add(Type a, Type b) { return _mm256_add_ps(a, b); }
   FLASH_INLINE Type multiply(Type a, Type b) { return _mm256_mul_ps(a, b); }
   FLASH_INLINE Type fma(Type a, Type b, Type c) { return _mm256_fmadd_ps(a, b, c); }
+  FLASH_INLINE uint64_t nonzero(Type value) {
+    return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(value, zero(), _CMP_NEQ_UQ)));
+  }
   FLASH_INLINE float sum(Type value) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));

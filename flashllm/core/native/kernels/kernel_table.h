@@ -148,6 +148,8 @@ struct SumKernel {
   // `count` rows' first columns; by DType, of those whose values lie one by one.
   std::array<void (*)(const uint8_t* const* rows, size_t count, size_t columns, float* values), 3>
       decode;
+  // Bit i is set where values[i] is not 0; of at most kBlockRows values.
+  uint64_t (*nonzero)(const float* values, size_t count);
 };
 
 // What a thread has for a block of rows that are unpacked: columns that are taken at once.

@@ -36,6 +36,9 @@ struct V {
   FLASH_INLINE Type multiply(Type a, Type b) { return _mm512_mul_ps(a, b); }
   FLASH_INLINE Type fma(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
   FLASH_INLINE float sum(Type value) { return _mm512_reduce_add_ps(value); }
+  FLASH_INLINE uint64_t nonzero(Type value) {
+    return _mm512_cmp_ps_mask(value, zero(), _CMP_NEQ_UQ);
+  }
 };
 
 struct F32 {

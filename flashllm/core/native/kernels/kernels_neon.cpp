@@ -33,6 +33,10 @@ struct V {
   FLASH_INLINE Type multiply(Type a, Type b) { return vmulq_f32(a, b); }
   FLASH_INLINE Type fma(Type a, Type b, Type c) { return vfmaq_f32(c, a, b); }
   FLASH_INLINE float sum(Type value) { return vaddvq_f32(value); }
+  FLASH_INLINE uint64_t nonzero(Type value) {
+    const uint32x4_t bits = {1, 2, 4, 8};
+    return vaddvq_u32(vbicq_u32(bits, vceqzq_f32(value)));
+  }
 };
 
 // Loads are of bytes: rows need not be aligned to their values.

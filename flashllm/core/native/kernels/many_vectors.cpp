@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "caches.h"
 #include "checked.h"
 #include "kernels.h"
 #include "many_vectors.h"
@@ -20,12 +21,29 @@ namespace {
 // Packed vectors: at most so many bytes, so that they stay in the last cache while rows pass by.
 // Of more vectors, as many as that are taken with all rows, and then the next.
 constexpr size_t kPackedBytes = 8 << 20;
-// What a thread takes by turns, and so finds in the last cache: packed vectors, and rows as they
-// are encoded.
-constexpr size_t kNearVectorBytes = 2 << 20;
+// What a thread takes by turns, and so finds in the last cache: rows as they are encoded, and at
+// least so many bytes of packed vectors.
 constexpr size_t kNearRowBytes = 4 << 20;
+constexpr size_t kNearVectorBytes = 2 << 20;
 // A byte of a packed vector takes as long as so many of rows.
 constexpr size_t kPackingCost = 16;
+// Panels that a tile of vectors meets one after the other, at most.
+constexpr size_t kMostPanels = 32;
+// What all threads have for them together, beyond one panel each: it is in no plan of memory.
+constexpr size_t kPanelsBytes = 4 << 20;
+
+// Packed vectors that a thread takes with some rows before it takes others: half of the last cache.
+size_t near_vector_bytes() {
+  return std::min(std::max(shared_cache_bytes() / 2, kNearVectorBytes), kPackedBytes);
+}
+
+// How many panels stay in a core's cache while vectors pass by, each tile of which is fetched once
+// for all of them. One, where the cache has room for the vectors beside it: these stay then.
+size_t panels_at_once(size_t panel_bytes, size_t vector_bytes, size_t threads) {
+  const size_t near = std::min(core_cache_bytes() / 8 * 3, kPanelsBytes / threads);
+  if (vector_bytes <= near) return 1;
+  return std::min(std::max(near / panel_bytes, size_t{1}), kMostPanels);
+}
 
 }  // namespace
 
@@ -59,11 +77,14 @@ void Kernels::multiply_packed(DType dtype, const PanelOf& panel_of, Matrix<const
   const size_t row_tile = kernel.rows * kernel.row_piece_bytes * steps;
   const size_t rows_at_once = panel_rows(kernel, row_tile);
   const size_t panels = ceil_div(out.columns, rows_at_once);
+  const size_t panel_bytes = rows_at_once / kernel.rows * row_tile;
   const size_t row = row_bytes(dtype, x.columns).get();
   const size_t panels_near = std::max(kNearRowBytes / (rows_at_once * row), size_t{1});
   pack_vectors(dtype, x);
   const uint8_t* const packed = packed_.data()->bytes;
   const size_t tiles = ceil_div(x.rows, kernel.vectors);
+  const size_t at_once =
+      panels_at_once(panel_bytes, tiles * vector_tile, static_cast<size_t>(threads_));
   // Where there are few rows, threads have some of the vectors each.
   const auto wanted = static_cast<size_t>(
       parts_for(out.columns * x.rows * row, kPartsPerThread * static_cast<size_t>(threads_)));
@@ -76,25 +97,33 @@ void Kernels::multiply_packed(DType dtype, const PanelOf& panel_of, Matrix<const
     const size_t first_tile = part_begin(tiles, across, static_cast<int>(vector_parts));
     const size_t last_tile = part_begin(tiles, across + 1, static_cast<int>(vector_parts));
     const size_t last_panel = part_begin(panels, down + 1, static_cast<int>(row_parts));
-    uint8_t* const room = scratch(rows_at_once / kernel.rows * row_tile);
-    const auto multiply_panel = [&](size_t p, size_t tile, size_t end) {
-      const size_t first = p * rows_at_once;
-      const size_t count = std::min(rows_at_once, out.columns - first);
-      const TilePanel panel = {panel_of(first, count, room), count};
+    uint8_t* const room = scratch(at_once * panel_bytes);
+    const auto multiply_panels = [&](size_t from, size_t to, size_t tile, size_t end) {
+      std::array<TilePanel, kMostPanels> near;
+      for (size_t q = from; q < to; ++q) {
+        const size_t first = q * rows_at_once;
+        const size_t count = std::min(rows_at_once, out.columns - first);
+        near[q - from] = {panel_of(first, count, room + (q - from) * panel_bytes), count};
+      }
       for (; tile < end; ++tile) {
         const size_t vector = tile * kernel.vectors;
         const TileVectors of_tile = {packed + tile * vector_tile,
                                      std::min(kernel.vectors, x.rows - vector), x.columns, fast_};
-        kernel.multiply(panel, of_tile, out.row(vector) + first, out.columns);
+        for (size_t q = from; q < to; ++q) {
+          kernel.multiply(near[q - from], of_tile, out.row(vector) + q * rows_at_once, out.columns);
+        }
       }
     };
-    const size_t tiles_near = std::max(kNearVectorBytes / vector_tile, size_t{1});
+    const size_t tiles_near = std::max(near_vector_bytes() / vector_tile, size_t{1});
     size_t p = part_begin(panels, down, static_cast<int>(row_parts));
     while (p < last_panel) {
       const size_t end = std::min(p + panels_near, last_panel);
+      const auto groups = static_cast<int>(ceil_div(end - p, at_once));
       for (size_t t = first_tile; t < last_tile; t += tiles_near) {
-        for (size_t q = p; q < end; ++q) {
-          multiply_panel(q, t, std::min(t + tiles_near, last_tile));
+        for (int g = 0; g < groups; ++g) {
+          multiply_panels(p + part_begin(end - p, g, groups),
+                          p + part_begin(end - p, g + 1, groups), t,
+                          std::min(t + tiles_near, last_tile));
         }
       }
       p = end;

@@ -67,21 +67,21 @@ struct BlockLists {
   }
 
   // Of vector `v`, the `n` rows from the first on.
-  void fill_one(size_t v, const float* from, size_t n) {
+  void fill_one(const SumKernel& kernel, size_t v, const float* from, size_t n) {
     uint32_t* const at = rows.data() + v * kBlockRows;
     float* const to = weights.data() + v * kBlockRows;
     size_t count = 0;
-    for (size_t r = 0; r < n; ++r) {
-      at[count] = static_cast<uint32_t>(r);
-      to[count] = from[r];
-      count += from[r] != 0.0F ? 1 : 0;
+    for (uint64_t bits = kernel.nonzero(from, n); bits != 0; bits &= bits - 1) {
+      const auto r = static_cast<uint32_t>(__builtin_ctzll(bits));
+      at[count] = r;
+      to[count++] = from[r];
     }
     counts[v] = count;
   }
 
   // Of rows number `first` to `end`.
-  void fill(Matrix<const float> all, size_t first, size_t end) {
-    for (size_t v = 0; v < all.rows; ++v) fill_one(v, all.row(v) + first, end - first);
+  void fill(const SumKernel& kernel, Matrix<const float> all, size_t first, size_t end) {
+    for (size_t v = 0; v < all.rows; ++v) fill_one(kernel, v, all.row(v) + first, end - first);
   }
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "caches.h"
 #include "kernels.h"
 #include "many_vectors.h"
 #include "parts.h"
@@ -17,9 +18,12 @@ constexpr size_t kVectorsDecoded = 12;
 constexpr size_t kVectorsUnpacked = 3;
 // Columns that every set takes whole, of groups and of floats.
 constexpr size_t kWideColumns = 512;
-// Sums that stay in a thread's second-level cache while all blocks of rows pass by.
+// Sums that stay in a core's cache while all blocks of rows pass by, at least so many bytes.
 constexpr size_t kNearSumBytes = 256 << 10;
-constexpr size_t kVectorsNear = kNearSumBytes / sizeof(float) / kWideColumns;
+
+size_t vectors_near() {
+  return std::max(core_cache_bytes() / 4, kNearSumBytes) / sizeof(float) / kWideColumns;
+}
 
 // The vectors that weigh each row of a block, as a GroupedBlock has them.
 struct WholeVectors {
@@ -82,7 +86,7 @@ class SumsOfMany {
                                     whole_.out.size()};
         if (block.vectors != 0) sum_grouped(block, range, scratch(kUnpackedBytes));
       } else {
-        lists.fill(weights, first, first + count);
+        lists.fill(table_.sums, weights, first, first + count);
         auto* const values =
             reinterpret_cast<float*>(scratch(count * kDecodedColumns * sizeof(float)));
         sum_decoded(table_, rows_.dtype, from, count, lists, range, values, out);
@@ -118,8 +122,9 @@ void Kernels::weighted_sum_rows_all(const Rows& rows, View<const int32_t> ids,
       parts_for(ids.size * bytes * out.rows, std::min(units, kPartsPerThread * threads));
   partial_.resize(std::max(partial_.size(), units * unit));
   // The same rows pass by again for other vectors, and for other columns.
-  const size_t vectors = std::min(out.rows, kVectorsNear);
-  const size_t wide = kVectorsNear / vectors * kWideColumns;
+  const size_t near = vectors_near();
+  const size_t vectors = std::min(out.rows, near);
+  const size_t wide = near / vectors * kWideColumns;
   pool_->run(parts, [&](int part) {
     const size_t end = std::min(part_begin(units, part + 1, parts) * unit, out.columns);
     SumsOfMany sums(table_, rows, ids, block_ends, partial_.data());

@@ -87,17 +87,18 @@ template <class V, class Encoding>
 FLASH_TARGET void decode_block(const uint8_t* const* rows, size_t count, size_t columns,
                                float* values) {
   constexpr size_t kItem = Encoding::item_bytes;
-  for (size_t c = 0; c < columns; c += V::width) {
-    float* to = values + c / kSumUnit<V> * kSumUnit<V> * count + c % kSumUnit<V>;
-    const size_t here = std::min(V::width, columns - c);
-    for (size_t r = 0; r < count; ++r, to += kSumUnit<V>) {
-      const uint8_t* from = rows[r] + c * kItem;
+  constexpr size_t kUnit = kSumUnit<V>;
+  const size_t whole = columns / V::width * V::width;
+  for (size_t r = 0; r < count; ++r) {
+    float* const of_row = values + r * kUnit;
+    const auto place = [&](size_t c) { return of_row + c / kUnit * kUnit * count + c % kUnit; };
+    for (size_t c = 0; c < whole; c += V::width) {
+      V::store(place(c), Encoding::load(rows[r] + c * kItem));
+    }
+    if (whole < columns) {
       uint8_t tail[V::width * kItem] = {};
-      if (here < V::width) {
-        std::memcpy(tail, from, here * kItem);
-        from = tail;
-      }
-      V::store(to, Encoding::load(from));
+      std::memcpy(tail, rows[r] + whole * kItem, (columns - whole) * kItem);
+      V::store(place(whole), Encoding::load(tail));
     }
   }
 }
@@ -131,7 +132,18 @@ FLASH_TARGET void sum_block(const BlockSums& block, size_t columns, float* out, 
   }
 }
 
+template <class V>
+FLASH_TARGET uint64_t nonzero(const float* values, size_t count) {
+  uint64_t bits = 0;
+  size_t i = 0;
+  for (; i + V::width <= count; i += V::width) bits |= V::nonzero(V::load(values + i)) << i;
+  for (; i < count; ++i) bits |= uint64_t{values[i] != 0.0F} << i;
+  return bits;
+}
+
 template <class V, class F32, class F16, class BF16>
 void set_sums(KernelTable* table) {
-  table->sums = {sum_block<V>, {decode_block<V, F32>, decode_block<V, F16>, decode_block<V, BF16>}};
+  table->sums = {sum_block<V>,
+                 {decode_block<V, F32>, decode_block<V, F16>, decode_block<V, BF16>},
+                 nonzero<V>};
 }
