@@ -16,7 +16,7 @@ from benchmarks.own_command import CommandError, ask
 from benchmarks.peers.contenders import environment, memory_ceiling_bytes
 from flashllm.errors import UsageError
 from flashllm.hardware.machine_profile import Profile, load
-from flashllm.planning.cost_model import CHUNK, ResidentBytes
+from flashllm.planning.cost_model import CHUNK, OWN, ResidentBytes
 from flashllm.planning.ways_to_read import MAX_READ_BYTES
 from flashllm.spec import ModelSpec
 
@@ -93,11 +93,19 @@ class BatchBound:
 
     product_seconds: float
     disk_seconds: float
+    own_product_seconds: float
+    """The same products, by the kernel that has less work with bundles: tiles multiply all tokens
+    with all of a block, another one each token with its own at a rate of its own."""
 
     @property
     def seconds(self) -> float:
         """Both can go on at once."""
         return max(self.product_seconds, self.disk_seconds)
+
+    @property
+    def own_seconds(self) -> float:
+        """The same with the products of own rows."""
+        return max(self.own_product_seconds, self.disk_seconds)
 
     @classmethod
     def of(
@@ -108,19 +116,26 @@ class BatchBound:
         assert rates is not None
         resident, chunk = ResidentBytes.of(spec), rates.kernel_bytes_per_second
         new, prompts = report["completion_tokens"], report["prompt_tokens"]
-        bundles = spec.bundles_per_layer * stride * used
+        in_tiles = spec.bundles_per_layer * stride / chunk[CHUNK.format(spec.dtype)]
         # Behind keys and values of the last layer come the tokens that logits are asked for: each
         # answer's, the first of which is that of a prompt's last token.
         last = ResidentBytes.behind_last(spec, queries=True)
         behind, matrices = last.attention + last.gate, resident.attention + resident.gate
         tokens = new + prompts
-        products = tokens * (spec.bundled_layers - 1) + new
-        products *= bundles / chunk[CHUNK.format(spec.dtype)]
-        products += (tokens * (matrices - behind) + new * (behind + resident.head)) / chunk[
+        bundled = tokens * (spec.bundled_layers - 1) + new
+        others = (tokens * (matrices - behind) + new * (behind + resident.head)) / chunk[
             CHUNK.format(spec.matrix_dtype)
         ]
+        own = in_tiles * used
+        if spec.experts is None and used < 1:
+            own_bytes = spec.bundles_per_layer * stride * used
+            own = min(in_tiles, own_bytes / chunk[OWN.format(spec.dtype)])
         in_order = profile.throughput(MAX_READ_BYTES, profile.best_threads(MAX_READ_BYTES))
-        return cls(products, report["bytes_per_token"] * new / in_order)
+        return cls(
+            bundled * in_tiles * used + others,
+            report["bytes_per_token"] * new / in_order,
+            bundled * own + others,
+        )
 
 
 def _printed(command: Sequence[str]) -> dict[str, Any]:

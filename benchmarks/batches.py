@@ -12,7 +12,9 @@ also given for as many rows as the blocks had, marked "extrapolated".
 The bound of a run is the larger of two times: its products at the rate of chunks of prompts, and
 the bytes that it read at that of reads in order, both measured in the same run. A token is
 multiplied with as many neurons as are recorded of the model, or else with as many as it selected
-where rows went one by one.
+where rows went one by one. Chunks are multiplied in tiles, which decode a row once for all tokens;
+"by own rows" is the share of a bound with the rate of the kernel that multiplies each token with
+rows of its own, or with that of tiles of all rows where that takes less.
 """
 
 from __future__ import annotations
@@ -74,6 +76,8 @@ class Run:
     seconds: float = 0.0
     bytes_read: float | None = None
     bound_seconds: float | None = None
+    own_bound_seconds: float | None = None
+    """The bound with products of a token's own rows at the rate of their kernel."""
     used_share: float | None = None
     """Of all bundles, how many a token is multiplied with; None where nothing says it."""
     problem: str = ""
@@ -91,9 +95,17 @@ class Run:
     @property
     def share(self) -> float | None:
         """Of the bound."""
-        if self.bound_seconds is None or not self.seconds:
+        return self._share(self.bound_seconds)
+
+    @property
+    def own_share(self) -> float | None:
+        """Of the bound with products of own rows."""
+        return self._share(self.own_bound_seconds)
+
+    def _share(self, bound_seconds: float | None) -> float | None:
+        if bound_seconds is None or not self.seconds:
             return None
-        return self.bound_seconds / self.seconds
+        return bound_seconds / self.seconds
 
 
 def main() -> int:
@@ -195,14 +207,14 @@ def ours(
         return Run(name, how, count, case, problem=str(error))
     if used is None and name == ONE_BY_ONE:
         used = selected_share(manifest.spec, report["decode"])
-    bound_seconds = None
+    bound = None
     if used is not None:
-        stride = stride_of(options.model)
-        bound_seconds = BatchBound.of(manifest.spec, stride, profile, report, used).seconds
+        bound = BatchBound.of(manifest.spec, stride_of(options.model), profile, report, used)
     tokens = report["completion_tokens"]
     return Run(
         name, how, count, case, tokens, report["seconds"], report["bytes_per_token"] * tokens,
-        bound_seconds, used,
+        None if bound is None else bound.seconds, None if bound is None else bound.own_seconds,
+        used,
     )  # fmt: skip
 
 
@@ -300,14 +312,14 @@ def table(runs: list[Run], rows: int) -> str:
     """All runs, and how many times as fast the blocks are."""
     head = [
         "tokens", "", "how", "rows", "tokens/s", f"s for {rows} rows", "read a token",
-        "tokens/GB", "of the bound", "blocks are x",
+        "tokens/GB", "of the bound", "by own rows", "blocks are x",
     ]  # fmt: skip
     lines = [head]
     blocks = {one.case: one for one in runs if one.contender == BLOCKS and not one.problem}
     for one in runs:
         case = f"{one.case.prompt_tokens} + {one.case.new_tokens}"
         if one.problem:
-            lines.append([case, one.contender, one.how, str(one.rows), one.problem, *[""] * 5])
+            lines.append([case, one.contender, one.how, str(one.rows), one.problem, *[""] * 6])
             continue
         best, per = blocks.get(one.case), one.tokens_per_gigabyte
         ratios = ""
@@ -322,7 +334,8 @@ def table(runs: list[Run], rows: int) -> str:
             whole if one.rows == rows else f"{whole} (extrapolated)",
             "unknown" if read is None else format_bytes(read),
             "" if per is None else f"{per:.3g}",
-            "" if one.share is None else f"{one.share:.2f}", ratios,
+            *("" if share is None else f"{share:.2f}" for share in (one.share, one.own_share)),
+            ratios,
         ])  # fmt: skip
     return markdown(lines)
 
@@ -335,6 +348,7 @@ def to_json(header: dict[str, Any], runs: list[Run]) -> dict[str, Any]:
             "tokens_per_second": one.tokens_per_second,
             "tokens_per_gigabyte": one.tokens_per_gigabyte,
             "share_of_bound": one.share,
+            "own_share_of_bound": one.own_share,
         }
         for one in runs
     ]

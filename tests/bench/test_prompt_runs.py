@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,13 @@ from flashllm.convert.families.known_shapes import describe_shape
 
 from flashllm.bench.prompt import machine as prompt_machine
 from flashllm.bench.prompt.machine import PromptMachine
-from flashllm.bench.prompt.report import PromptRates, PromptWeights, bound_ns, report_rows
+from flashllm.bench.prompt.report import (
+    PromptRates,
+    PromptWeights,
+    bound_ns,
+    own_products_ns,
+    report_rows,
+)
 from flashllm.bench.prompt.runs import PromptRun, fitting_lengths, measure, random_ids
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import UsageError
@@ -188,11 +195,29 @@ def test_behind_keys_and_values_the_last_layer_is_of_the_last_token() -> None:
     assert found["DRAM"] == 1e9 * 4e9 / 1e10, "all of it moves through memory"
 
 
+def test_products_of_own_rows_take_the_kernel_that_has_less_work() -> None:
+    weights = PromptWeights(1e9, 4e9, multiplied_share=0.1)
+    assert own_products_ns(weights, RATES, 100) is None
+    slow = PromptRates(2e9, 1e10, 4e10, 8e10, own_products_per_second=2e10)
+    assert own_products_ns(weights, slow, 100) == pytest.approx(1e9 * (2.5 + 40 / 20))
+    slower = dataclasses.replace(slow, own_products_per_second=4e9)
+    assert own_products_ns(weights, slower, 100) == pytest.approx(1e9 * (2.5 + 400 / 80))
+    runs = [PromptRun(0, 100, "cold", 9 * 10**9, 3, 3, 3, None)]
+    (row,) = report_rows(runs, weights, slow)
+    assert row["own_share"] == pytest.approx(0.5)
+    (row,) = report_rows(runs, weights, RATES)
+    assert row["own_share"] is None
+
+
 def test_rates_are_medians_of_what_was_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_machine, "chunk_rate", lambda *_: 3.0)
-    seen = PromptMachine(model.info.spec, 2)
+    monkeypatch.setattr(prompt_machine, "own_rate_of", lambda *_: 5.0)
+    seen = PromptMachine(model.info.spec, 2, may_select=True)
     probe = FakeProbe()
     for problem in (None, "the ceiling leaves no memory to measure it"):
         probe.problem = problem
         seen.look(probe, 32)  # type: ignore[arg-type]
-    assert seen.rates == PromptRates(2e9, 1e10, 3.0, 3.0)
+    assert seen.rates == PromptRates(2e9, 1e10, 3.0, 3.0, 5.0)
+    of_all = PromptMachine(model.info.spec, 2, may_select=False)
+    of_all.look(FakeProbe(), 32)  # type: ignore[arg-type]
+    assert of_all.rates.own_products_per_second is None

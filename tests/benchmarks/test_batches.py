@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from argparse import Namespace
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks.batch_report import Measured, draw
 from benchmarks.batch_runs import BatchBound, Case, parse_case, random_prompts, write_rows
 from benchmarks.batches import ACCELERATE, BLOCKS, ONE_BY_ONE, Run
 from flashllm.flash.store import Store
-from flashllm.planning.cost_model import CHUNK
+from flashllm.planning.cost_model import CHUNK, OWN
 from flashllm.planning.model_facts import recorded_activity
 from tests.support.profiles import RATES, law
 
@@ -26,9 +27,9 @@ CASE = Case(256, 32)
 
 def test_blocks_are_compared_with_the_others_of_their_case() -> None:
     runs = [
-        Run(ONE_BY_ONE, "--block 1", 8, CASE, 256, 128.0, 256e9, 64.0),
+        Run(ONE_BY_ONE, "--block 1", 8, CASE, 256, 128.0, 256e9, 64.0, 96.0),
         Run(ACCELERATE, "batch 8", 8, CASE, 256, 512.0, None),
-        Run(BLOCKS, "--block 64", 64, CASE, 2048, 256.0, 128e9, 192.0),
+        Run(BLOCKS, "--block 64", 64, CASE, 2048, 256.0, 128e9, 192.0, 192.0),
         Run(ACCELERATE, "batch 1", 8, Case(32, 128), problem="out of memory"),
     ]
     lines = [
@@ -36,10 +37,10 @@ def test_blocks_are_compared_with_the_others_of_their_case() -> None:
     ]
     one, peer, block, failed = (line for line in lines[2:] if len(line) > 1)
     assert one[5:7] == ["2", "1024 (extrapolated)"]
-    assert one[8:11] == ["1", "0.50", "4.00 in tokens/s, 16.0 in tokens/GB"]
-    assert peer[6:11] == ["4096 (extrapolated)", "unknown", "", "", "16.00 in tokens/s"]
+    assert one[8:12] == ["1", "0.50", "0.75", "4.00 in tokens/s, 16.0 in tokens/GB"]
+    assert peer[6:12] == ["4096 (extrapolated)", "unknown", "", "", "", "16.00 in tokens/s"]
     assert block[5:7] == ["8", "256"]
-    assert block[9:11] == ["0.75", ""]
+    assert block[9:12] == ["0.75", "0.75", ""]
     assert failed[5] == "out of memory"
 
 
@@ -58,6 +59,27 @@ def test_the_bound_is_the_larger_of_products_and_reads() -> None:
         (100 * weights - 90 * last + 10 * head) / rate, rel=1e-3
     )
     assert bound.seconds == max(bound.disk_seconds, bound.product_seconds)
+    assert bound.own_seconds == bound.seconds, "each token is multiplied with all rows"
+
+
+def test_own_rows_are_multiplied_at_their_rate_or_all_in_tiles() -> None:
+    spec, profile = describe_shape("opt-6.7b"), law(1e-9, 2e9)
+    assert profile.rates is not None
+    kernels = dict(profile.rates.kernel_bytes_per_second)
+    report: dict[str, Any] = {"completion_tokens": 10, "prompt_tokens": 90, "bytes_per_token": 0}
+    bundles = (100 * 31 + 10) * spec.bundles_per_layer * spec.bundle_bytes
+    rate = kernels[CHUNK.format("f16")]
+
+    def of(own_rate: float) -> BatchBound:
+        kernels[OWN.format("f16")] = own_rate
+        rates = dataclasses.replace(profile.rates, kernel_bytes_per_second=kernels)
+        known = dataclasses.replace(profile, rates=rates)
+        return BatchBound.of(spec, spec.bundle_bytes, known, report, 0.1)
+
+    quarter, slow = of(rate / 4), of(rate / 40)
+    more = quarter.own_seconds - quarter.seconds
+    assert more == pytest.approx(0.3 * bundles / rate)
+    assert slow.own_seconds - slow.seconds == pytest.approx(0.9 * bundles / rate)
 
 
 def test_a_token_uses_what_was_recorded_or_else_what_it_selected(

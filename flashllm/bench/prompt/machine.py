@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from flashllm.bench.prompt.report import PromptRates
 from flashllm.bench.tokens.machine_probe import MachineProbe
-from flashllm.bench.tokens.machine_rates import chunk_rate
+from flashllm.bench.tokens.machine_rates import chunk_rate, own_rate_of
 from flashllm.planning.ways_to_read import MAX_READ_BYTES
 from flashllm.spec import ModelSpec
 
@@ -15,9 +15,11 @@ from flashllm.spec import ModelSpec
 class PromptMachine:
     """Measures products before a model is open, since they need memory, and the rest beside it."""
 
-    def __init__(self, spec: ModelSpec, threads: int) -> None:
+    def __init__(self, spec: ModelSpec, threads: int, *, may_select: bool) -> None:
+        """`may_select` says whether prompts may go through some of the neurons."""
         self._resident = chunk_rate(spec.matrix_dtype, threads)
         self._bundles = chunk_rate(spec.dtype, threads)
+        self._own = own_rate_of(spec.dtype, threads) if may_select else None
         self._flash: list[float] = []
         self.dram_rates: list[float] = []
         """Bytes a second of memory, one for each look."""
@@ -36,6 +38,7 @@ class PromptMachine:
             dram_bytes_per_second=statistics.median(self.dram_rates),
             resident_products_per_second=self._resident,
             bundle_products_per_second=self._bundles,
+            own_products_per_second=self._own,
         )
 
 

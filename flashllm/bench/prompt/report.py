@@ -34,6 +34,8 @@ class PromptRates:
     """Encoded bytes × tokens that the processor multiplies, of attention and gates."""
     bundle_products_per_second: float
     """Likewise of bundles."""
+    own_products_per_second: float | None = None
+    """Likewise of rows that each token has of its own; None where all tokens go through all."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -80,6 +82,27 @@ class PromptWeights:
             last.attention + last.gate, bundled / spec.bundled_layers,
         )  # fmt: skip
 
+    def multiplied_bytes(self, tokens: int) -> tuple[float, float]:
+        """Bytes × tokens of resident weights and of bundles, if each token needed all of these."""
+        return (
+            self.resident_bytes * tokens - self.last_resident_bytes * (tokens - 1),
+            self.bundle_bytes * tokens - self.last_bundle_bytes * (tokens - 1),
+        )
+
+
+def own_products_ns(weights: PromptWeights, rates: PromptRates, tokens: int) -> float | None:
+    """What products take by the kernel that has less work with bundles, in ns.
+
+    Tiles multiply all tokens with all rows, another one each token with rows of its own, of which
+    it does fewer a second. None where tokens have none.
+    """
+    if rates.own_products_per_second is None:
+        return None
+    resident, bundles = weights.multiplied_bytes(tokens)
+    in_tiles = bundles / rates.bundle_products_per_second
+    own = bundles * weights.multiplied_share / rates.own_products_per_second
+    return 1e9 * (resident / rates.resident_products_per_second + min(in_tiles, own))
+
 
 def bound_ns(
     weights: PromptWeights,
@@ -93,9 +116,7 @@ def bound_ns(
     `bytes_needed` are those of bundles, of which `bytes_missing` have to be read.
     """
     flash = rates.flash_bytes_per_second
-    resident, bundles = weights.resident_bytes * tokens, weights.bundle_bytes * tokens
-    resident -= weights.last_resident_bytes * (tokens - 1)
-    bundles -= weights.last_bundle_bytes * (tokens - 1)
+    resident, bundles = weights.multiplied_bytes(tokens)
     products = (
         resident / rates.resident_products_per_second
         + bundles * weights.multiplied_share / rates.bundle_products_per_second
@@ -123,6 +144,10 @@ def report_rows(
         known = {name: ns for name, ns in parts.items() if ns is not None}
         binds = max(known, key=lambda name: known[name])
         median_ns = statistics.median(first_token_ns)
+        own_ns = own_products_ns(weights, rates, tokens)
+        by_kernels_ns = None
+        if own_ns is not None:
+            by_kernels_ns = max(own_ns, *(ns for name, ns in known.items() if name != "products"))
         rows.append(
             {
                 "tokens": tokens,
@@ -138,6 +163,8 @@ def report_rows(
                 "bound_ns": known[binds],
                 "binds": binds,
                 "bound_share": ratio(known[binds], median_ns),
+                "own_products_ns": own_ns,
+                "own_share": None if by_kernels_ns is None else ratio(by_kernels_ns, median_ns),
             }
         )
     return rows

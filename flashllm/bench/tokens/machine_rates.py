@@ -263,6 +263,17 @@ def own_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> float:
     return len(own.ids) * stride / _median_seconds(neurons)
 
 
+def own_rate_of(dtype: str, threads: int) -> float:
+    """The same by kernels and with a buffer of its own."""
+    buffer = core.Buffer(MATRIX_BYTES_LEAST)
+    buffer.array().fill(_PATTERN)
+    kernels = core.open_kernels(threads)
+    try:
+        return own_rate(kernels, buffer, dtype)
+    finally:
+        kernels.close()
+
+
 def _row(dtype: str, row_bytes: int) -> tuple[int, int]:
     """Weights in a row of so many bytes, and its bytes; of 8 and 4 bits as many as of 16."""
     columns = row_bytes // DTYPE_BYTES.get(dtype, DTYPE_BYTES["f16"])

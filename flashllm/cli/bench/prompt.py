@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def bench_prompt(arguments: argparse.Namespace) -> int:
     report: dict[str, Any] = {}
 
     def work() -> None:
-        machine, threads = _machine(directory)
+        machine, threads = _machine(directory, arguments)
         with open_model.open_engine(directory, arguments) as model:
             running.model = model
             try:
@@ -46,15 +47,17 @@ def bench_prompt(arguments: argparse.Namespace) -> int:
     return _print(report, arguments, interruption.exit_code)
 
 
-def _machine(directory: Path) -> tuple[PromptMachine, int]:
+def _machine(directory: Path, arguments: argparse.Namespace) -> tuple[PromptMachine, int]:
     """The rates of products, measured before the model takes its memory; and threads."""
     from flashllm.bench.prompt.machine import PromptMachine
     from flashllm.flash.store import Store
+    from flashllm.planning.model_facts import choose_selector
     from flashllm.system.processors import compute_threads
 
     with Store(directory) as store:
-        spec = store.spec
-    return PromptMachine(spec, compute_threads()), compute_threads()
+        spec, select = store.spec, choose_selector(store, arguments.select)
+    may_select = select in ("predicted", "gate") and arguments.prompt_neurons != "exact"
+    return PromptMachine(spec, compute_threads(), may_select=may_select), compute_threads()
 
 
 def _measure(
@@ -95,13 +98,16 @@ def _measure(
                 machine.look(probe, device["threads"])
     settings["flash_problem"] = probe.problem
     weights = PromptWeights.of(spec, model.info.activity, selected=_is_selected(plan))
+    rates = machine.rates
+    if not _is_selected(plan):
+        rates = replace(rates, own_products_per_second=None)
     return {
         "header": header,
         "complete": not running.is_stopped,
         "plan": plan.to_json(),
-        "rates": machine.rates.to_json(),
+        "rates": rates.to_json(),
         "dram_rates": machine.dram_rates,
-        "prompts": report_rows(runs, weights, machine.rates),
+        "prompts": report_rows(runs, weights, rates),
         "runs": [run.to_json() for run in runs],
     }
 

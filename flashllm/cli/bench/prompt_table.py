@@ -13,6 +13,7 @@ HEADINGS = (
     "prompt of", "slots", "first token", "least", "most", "tokens/s", "read", "bound", "by",
     "bound ÷ time",
 )  # fmt: skip
+OWN_HEADING = "by own rows"
 KINDS = {"cold": "empty", "warm": "as left"}
 
 
@@ -28,7 +29,9 @@ def report_table(report: dict[str, Any]) -> str:
     about = table(describe_run(report, setting))
     if not report["prompts"]:
         return f"{about}\nnothing was measured\n"
-    rows = columns([HEADINGS, *map(_row, report["prompts"])], left=2)
+    own = rates["own_products_per_second"]
+    headings = HEADINGS if own is None else (*HEADINGS, OWN_HEADING)
+    rows = columns([headings, *map(_row, report["prompts"])], left=2)
     flash = rates["flash_bytes_per_second"]
     problem = settings["flash_problem"]
     measured = [
@@ -38,11 +41,14 @@ def report_table(report: dict[str, Any]) -> str:
         ("  products", f"{format_rate(rates['resident_products_per_second'])} × tokens of"
          f" attention, {format_rate(rates['bundle_products_per_second'])} of feed-forward weights"),
     ]  # fmt: skip
+    if own is not None:
+        measured.append(("  own rows", f"{format_rate(own)} × tokens of rows that each has alone"))
     return f"{about}\n{rows}\n{table(measured)}"
 
 
 def _row(prompt: dict[str, Any]) -> list[str]:
     took = prompt["first_token_ns"]
+    own = prompt["own_share"]
     return [
         f"{prompt['tokens']:,}",
         KINDS[prompt["kind"]],
@@ -54,4 +60,5 @@ def _row(prompt: dict[str, Any]) -> list[str]:
         format_seconds(prompt["bound_ns"]),
         prompt["binds"],
         f"{prompt['bound_share']:.0%}",
+        *([] if own is None else [f"{own:.0%}"]),
     ]
