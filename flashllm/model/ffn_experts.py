@@ -250,7 +250,7 @@ class ExpertTiles:
                 tokens = self._tokens[own]
                 shares = self._experts.of_tokens(rows, position, self._vectors[tokens])
                 self._experts.add_shares(shares, self._of_pair[own], tokens, sums)
-        return lambda: self.weights[:, tile.columns]
+        return lambda first: self.weights[first:, tile.columns]
 
     def _own(self, expert: int) -> slice:
         """The pairs of an expert."""

@@ -15,9 +15,9 @@ from flashllm.model.products import Products
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
 
-Used = Callable[[], Floats]
+Used = Callable[[int], Floats]
 """Makes what is not zero where a token uses a bundle of a tile, [tokens, bundles]: outputs of
-neurons, weights of experts."""
+neurons, weights of experts. Of tokens from a number on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class NeuronTiles:
         if self.silent is not None:
             hidden[self.silent(tile)] = 0.0
         self.products.add_down(tile, hidden, out)
-        return lambda: hidden
+        return lambda first: hidden[first:]
 
     def _project(self, tile: Block, row: int, bias: Floats | None) -> Floats:
         """[tokens, d_model] to [tokens, bundles] by a row of each bundle and its bias."""

@@ -101,9 +101,10 @@ class FeedForwardPrefill:
             for tile in block.pieces(tiles.tile):
                 used = tiles.add(tile, out)
                 if keep_tokens or fills:
-                    outputs = used()
-                    tails.append(outputs[len(out) - keep_tokens :] != 0)
-                    uses.append(np.count_nonzero(outputs, axis=0))
+                    outputs = used(0 if fills else len(out) - keep_tokens)
+                    tails.append(outputs[len(outputs) - keep_tokens :] != 0)
+                    if fills:
+                        uses.append(np.count_nonzero(outputs, axis=0))
                     del outputs
                 del used  # and with it the outputs, before the next tile has its own
             if keep_tokens:

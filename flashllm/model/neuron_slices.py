@@ -86,7 +86,7 @@ class NeuronSlices:
         pieces = [self.tiles.add(piece, out) for piece in tile.pieces(self.tiles.tile)]
         if len(pieces) == 1:
             return pieces[0]
-        return lambda: np.concatenate([used() for used in pieces], axis=1)
+        return lambda first: np.concatenate([used(first) for used in pieces], axis=1)
 
     def _add_own(self, tile: Block, wanted: NDArray[np.bool_], out: Floats) -> Used:
         ids, _, _ = tile.parts()
@@ -98,11 +98,13 @@ class NeuronSlices:
         own = BlockSlice(ids[columns], ends)
         outputs = self.neurons.add_block_slice(self.layer, tile, own, self.x, self.gates, out)
 
-        shape = wanted.shape
+        bundles = wanted.shape[1]
 
-        def used() -> Floats:
-            hidden = np.zeros(shape, np.float32)
-            hidden[own.tokens, columns] = outputs
+        def used(first: int) -> Floats:
+            begin = int(ends[first - 1]) if first else 0
+            counts = np.diff(ends[first:], prepend=np.int32(begin))
+            hidden = np.zeros((len(counts), bundles), np.float32)
+            hidden[np.repeat(np.arange(len(counts)), counts), columns[begin:]] = outputs[begin:]
             return hidden
 
         return used

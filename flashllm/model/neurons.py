@@ -117,7 +117,7 @@ class Neurons:
         else:
             self._kernels.dot_rows_each(*where, ends, x.reshape(-1), dots)
         if bias is not None:
-            dots += bias[ids]
+            dots += bias.take(ids)
         return dots
 
     def add(

@@ -125,9 +125,13 @@ def test_each_row_with_its_own_neurons_or_with_those_of_all(
     added: list[object] = []
     own = neuron_slices.NeuronSlices._add_own
 
-    def noted(*arguments: Any) -> Any:
-        added.append(arguments)
-        return own(*arguments)
+    def noted(self: Any, tile: Any, wanted: Any, out: Any) -> Any:
+        added.append(tile)
+        used = own(self, tile, wanted, out)
+        whole = used(0)
+        assert not whole[~wanted].any()
+        assert all(np.array_equal(used(at), whole[at:]) for at in range(1, len(wanted)))
+        return used
 
     monkeypatch.setattr(neuron_slices, "is_less_work", lambda _: True)
     monkeypatch.setattr(neuron_slices.NeuronSlices, "_add_own", noted)
