@@ -212,12 +212,12 @@ def test_products_of_own_rows_take_the_kernel_that_has_less_work() -> None:
 def test_rates_are_medians_of_what_was_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_machine, "chunk_rate", lambda *_: 3.0)
     monkeypatch.setattr(prompt_machine, "own_rate_of", lambda *_: 5.0)
-    seen = PromptMachine(model.info.spec, 2, may_select=True)
+    seen = PromptMachine(model.info.spec, 2, selected=True)
     probe = FakeProbe()
     for problem in (None, "the ceiling leaves no memory to measure it"):
         probe.problem = problem
         seen.look(probe, 32)  # type: ignore[arg-type]
     assert seen.rates == PromptRates(2e9, 1e10, 3.0, 3.0, 5.0)
-    of_all = PromptMachine(model.info.spec, 2, may_select=False)
+    of_all = PromptMachine(model.info.spec, 2, selected=False)
     of_all.look(FakeProbe(), 32)  # type: ignore[arg-type]
     assert of_all.rates.own_products_per_second is None

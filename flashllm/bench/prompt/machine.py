@@ -15,11 +15,11 @@ from flashllm.spec import ModelSpec
 class PromptMachine:
     """Measures products before a model is open, since they need memory, and the rest beside it."""
 
-    def __init__(self, spec: ModelSpec, threads: int, *, may_select: bool) -> None:
-        """`may_select` says whether prompts may go through some of the neurons."""
+    def __init__(self, spec: ModelSpec, threads: int, *, selected: bool) -> None:
+        """`selected` says whether prompts go through selected neurons, of each token its own."""
         self._resident = chunk_rate(spec.matrix_dtype, threads)
         self._bundles = chunk_rate(spec.dtype, threads)
-        self._own = own_rate_of(spec.dtype, threads) if may_select else None
+        self._own = own_rate_of(spec.dtype, threads) if selected else None
         self._flash: list[float] = []
         self.dram_rates: list[float] = []
         """Bytes a second of memory, one for each look."""

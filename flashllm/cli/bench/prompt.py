@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +50,15 @@ def _machine(directory: Path, arguments: argparse.Namespace) -> tuple[PromptMach
     """The rates of products, measured before the model takes its memory; and threads."""
     from flashllm.bench.prompt.machine import PromptMachine
     from flashllm.flash.store import Store
+    from flashllm.planning.asked_options import prompt_is_selected
     from flashllm.planning.model_facts import choose_selector
     from flashllm.system.processors import compute_threads
 
     with Store(directory) as store:
         spec, select = store.spec, choose_selector(store, arguments.select)
-    may_select = select in ("predicted", "gate") and arguments.prompt_neurons != "exact"
-    return PromptMachine(spec, compute_threads(), may_select=may_select), compute_threads()
+    options = open_model.options_of(arguments).having(select=select)
+    selected = prompt_is_selected(options)
+    return PromptMachine(spec, compute_threads(), selected=selected), compute_threads()
 
 
 def _measure(
@@ -99,8 +100,6 @@ def _measure(
     settings["flash_problem"] = probe.problem
     weights = PromptWeights.of(spec, model.info.activity, selected=_is_selected(plan))
     rates = machine.rates
-    if not _is_selected(plan):
-        rates = replace(rates, own_products_per_second=None)
     return {
         "header": header,
         "complete": not running.is_stopped,
