@@ -7,7 +7,8 @@ The pieces are measured in the same run: a quick profile of the disk, the memory
 and the overheads of a step, which short batches give: of one row, of 4, of 16, and of 16 with most
 keys and values on flash. Then each policy is planned, run by `flashllm batch --policy` on one block
 of random rows, --rounds times by turns, and its median compared with what was predicted.
-Opening the model is in neither.
+Opening the model is in neither, nor is memory that the machine does not have at hand: as much is
+touched before each run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from benchmarks.batch_runs import (
     Case,
+    have_memory,
     measured_profile,
     parse_case,
     random_prompts,
@@ -245,6 +247,7 @@ def measured(
     file = write_rows(folder / "rows.jsonl", prompts, case.new_tokens)
     command = ["--policy", str(policy), "--memory", str(options.memory)]
     command += ["--profile", str(profile_file), "-n", str(case.new_tokens), *flags]
+    have_memory(options.memory)
     return run_batch(options.model, file, case, command)
 
 

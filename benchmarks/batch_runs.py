@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from benchmarks.memory_limit import limited
 from benchmarks.own_command import CommandError, ask
 from benchmarks.peers.contenders import environment, memory_ceiling_bytes
+from flashllm import core
 from flashllm.errors import UsageError
 from flashllm.hardware.machine_profile import Profile, load
 from flashllm.planning.cost_model import CHUNK, OWN, ResidentBytes
@@ -78,6 +80,15 @@ def run_batch(
     command += ["--memory", str(memory_ceiling_bytes(limit_bytes))]
     with limited(limit_bytes) as group:
         return _printed(group.command(command))
+
+
+def have_memory(nbytes: int) -> None:
+    """Touches as much memory and frees it, so that a run right after does not wait for it.
+
+    A virtual machine may give what nobody has used for seconds back to its host: the first touch of
+    a page afterwards took up to fifteen times as long.
+    """
+    core.Buffer(nbytes).array()[:: mmap.PAGESIZE] = 1
 
 
 def measured_profile(model: Path, folder: Path) -> tuple[Path, Profile]:

@@ -120,6 +120,25 @@ def test_what_was_disturbed_is_measured_again(
     assert {len(results) for results in sweep.ours.values()} == {2}
 
 
+def test_reads_land_as_far_apart_as_those_of_a_sweep(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into few MiB, which stay in a cache, a disk gives more than a model gets."""
+    landed: set[int] = set()
+
+    def measure(
+        path: Path, size: int, threads: int, seconds: float, buffer: core.Buffer, **_: Any
+    ) -> probe.ProbeResult:
+        landed.add(buffer.nbytes)
+        latencies = Latencies(np.ones(BINS, np.uint64))
+        return probe.ProbeResult(size, threads, 10, 10**6, 1e9, 1.0, latencies, True)
+
+    monkeypatch.setattr(probe, "measure", measure)
+    monkeypatch.setattr(quick, "QUIET_SECONDS", 0.0)
+    run_quick(target, short(target), GiveWay(), lambda done, points: None)
+    assert landed == {probe.BUFFER_BYTES}
+
+
 def test_passes_that_differ_lead_to_one_more(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

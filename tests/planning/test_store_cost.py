@@ -181,6 +181,25 @@ def test_a_sparse_model_reads_what_any_row_needs() -> None:
     assert read[-1] == pytest.approx(ffn / RATE, rel=0.05)
 
 
+def test_a_step_of_few_rows_reads_first_and_then_computes() -> None:
+    """What any of them needs is known when a layer's input is; guesses and layers come ahead."""
+    model = store_model("opt-6.7b")
+    sizes, spec = model.scenario.sizes, model.scenario.spec
+    whole = spec.bundles_per_layer * sizes.stride / RATE
+    half = Placement(0, 0.5, 0.5, 0, 1, 0, 0, 1, 0)
+    for rows, is_few in ((1, False), (2, True), (64, True), (65, False), (512, False)):
+        decode = model.cost(Block(rows, 1)).decode
+        part = decode.breakdown(half)
+        read = part["weights from flash"] / decode.steps
+        computed = sum(part[name] for name in ("products", "attention", "overhead")) / decode.steps
+        assert 0 < read <= whole / 2 * 1.05
+        took = (decode.seconds(half) - decode.beside_seconds) / decode.steps
+        assert took == pytest.approx(read + computed if is_few else max(read, computed))
+    few = model.cost(Block(8, 1))
+    assert few.decode.binding(half) == "weights from flash, then compute"
+    assert few.prefill.lanes.keys() == {"flash", "compute"}
+
+
 def test_memory_is_that_of_a_single_row_and_what_rows_add() -> None:
     model = store_model()
     spec, sizes = model.scenario.spec, model.scenario.sizes

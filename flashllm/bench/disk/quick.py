@@ -25,7 +25,6 @@ SIZES = (4 << 10, 32 << 10, 256 << 10)
 THREADS = (1, 8, 32)
 SECONDS, PASSES, PASSES_MOST = 0.25, 2, 3
 """Nine points twice: 4.5 s, and half as much again where the passes differ."""
-BUFFER_BYTES = 8 << 20
 FILE_BYTES_LEAST = 4 << 20
 """The demo's weights are small, and the first model that most people open."""
 ROTATING_FILE_BYTES_LEAST = 1 << 30
@@ -101,7 +100,7 @@ def run_quick(
     `BenchmarkInvalid` if a measurement did not come from the device, or nobody gave way.
     """
     sweep = Sweep()
-    buffer = probe.make_buffer(max(settings.sizes), BUFFER_BYTES)
+    buffer = probe.make_buffer(max(settings.sizes))
     passes = settings.runs
     done = 0
     while True:

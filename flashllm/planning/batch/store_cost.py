@@ -39,6 +39,7 @@ from flashllm.planning.ways_to_read import GAP_BYTES, MAX_READ_BYTES, scattered_
 from flashllm.spec import ModelSpec
 
 WRITE_SHARE: Final = 0.5
+_WEIGHTS: Final = "weights from flash"
 ASSUMED: Final = (
     f"writing to flash at {WRITE_SHARE:g} of the rate of reading, which no profile measures",
 )
@@ -116,7 +117,9 @@ class StoreModel:
             block=block,
             new_tokens=self.work.new_tokens,
             prefill=_phase(self._prefill(block), layers, head + self._start_seconds),
-            decode=_phase(self._decode(block), layers * answers, answers * head),
+            decode=_phase(
+                self._decode(block), layers * answers, answers * head, self._asks_before(block.rows)
+            ),
             needs=tuple(self._needs(block)),
             limit_bytes={"device": 0.0, "dram": self.dram_bytes, "flash": self.flash_bytes},
             barred=BARRED,
@@ -206,7 +209,7 @@ class StoreModel:
         kv = tokens * self._row_kv_bytes / layers
         layer = self._ffn_bytes / layers / self._in_order
         return {
-            "weights from flash": wd * (passes * layer) + wc * (layer if self.begins_empty else 0),
+            _WEIGHTS: wd * (passes * layer) + wc * (layer if self.begins_empty else 0),
             "kv to flash": cd * (kv / (WRITE_SHARE * self._in_order)),
             "products": affine(products / layers),
             "attention": affine(kv * seen / self._dram),
@@ -223,7 +226,7 @@ class StoreModel:
         if block.batch_rows > 1:
             step += beside.panel_layer_seconds
         return {
-            "weights from flash": wd * self._bundles_seconds(block.rows),
+            _WEIGHTS: wd * self._bundles_seconds(block.rows),
             "kv from flash": cd * (block.rows * self._row_kv_seconds(seen)),
             "kv to flash": cd * (kv / (WRITE_SHARE * self._in_order)),
             "products": affine(block.batches * self._products_seconds(block.batch_rows)),
@@ -260,15 +263,29 @@ class StoreModel:
 
         What keys and values on flash leave of the ceiling is not counted, which may be more.
         """
-        scenario, spec = self.scenario, self.scenario.spec
-        sizes, rows = scenario.sizes, min(block.batch_rows, ROWS_MAX)
+        scenario = self.scenario
+        rows, stride = min(block.batch_rows, ROWS_MAX), scenario.sizes.stride
         kv = block.rows * self._context * self._row_kv_bytes
         spare_bytes = max(int(self.dram_bytes - self._fixed_bytes(block) - kv), 0)
         options = scenario.options.having(context=self._context, contexts=rows)
+        shapes = ShapeChoice(scenario.spec, stride, options)
+        return shapes.grown(self._union_tokens, spare_bytes).tokens
+
+    @property
+    def _union_tokens(self) -> int:
+        """Up to so many rows read what any of them needs of a layer, more read it in order."""
+        scenario, options = self.scenario, self.scenario.options
         assert options.select is not None
-        scattered = scattered_share(sizes.stride, self._threads, self._profile)
-        union_tokens = union_tokens_of(spec, scenario.activity, options.select, scattered)
-        return ShapeChoice(spec, sizes.stride, options).grown(union_tokens, spare_bytes).tokens
+        scattered = scattered_share(scenario.sizes.stride, self._threads, self._profile)
+        return union_tokens_of(scenario.spec, scenario.activity, options.select, scattered)
+
+    def _asks_before(self, rows: int) -> bool:
+        """Whether a layer's reads begin when its input is there, and its products behind them.
+
+        What any of several rows needs is known then: `model.block_schedule`. Layers that are read
+        in order come ahead of it, and so does what a single row is guessed to need.
+        """
+        return 1 < rows <= self._union_tokens
 
     def _fixed_bytes(self, block: Block) -> float:
         """What such a block takes at least, besides keys and values."""
@@ -287,9 +304,10 @@ class StoreModel:
         spec, stride = self.scenario.spec, self.scenario.sizes.stride
         used = self._used_share(rows) * spec.bundles_per_layer
         reads, nbytes = merged_reads(used, spec.bundles_per_layer, stride, GAP_BYTES)
-        scattered = self._profile.read_seconds(reads, nbytes, self._threads)
-        whole = spec.bundles_per_layer * stride / self._in_order
-        return min(scattered, whole) * spec.bundled_layers / spec.n_layers
+        seconds = self._profile.read_seconds(reads, nbytes, self._threads)
+        if not self._asks_before(rows):
+            seconds = min(seconds, spec.bundles_per_layer * stride / self._in_order)
+        return seconds * spec.bundled_layers / spec.n_layers
 
     def _products_seconds(self, rows: int) -> float:
         """Of one layer's products for a token of each of `rows`, which are computed together."""
@@ -350,7 +368,13 @@ def _behind_last(spec: ModelSpec) -> int:
     return last.attention + last.gate
 
 
-def _phase(parts: dict[str, Affine], steps: int, beside_seconds: float) -> Phase:
+def _phase(
+    parts: dict[str, Affine], steps: int, beside_seconds: float, asks_before: bool = False
+) -> Phase:
+    """With `asks_before`, weights are read first, and then computed."""
     flash = tuple(name for name in parts if name.endswith("flash"))
     computed = tuple(name for name in parts if name not in flash)
-    return Phase(parts, {"flash": flash, "compute": computed}, steps, beside_seconds)
+    lanes = {"flash": flash, "compute": computed}
+    if asks_before:
+        lanes = {"flash": flash, "weights from flash, then compute": (_WEIGHTS, *computed)}
+    return Phase(parts, lanes, steps, beside_seconds)
