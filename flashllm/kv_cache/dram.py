@@ -47,7 +47,8 @@ class KvCache(SeesEverything):
         # another range, and with huge pages the first tokens would touch nearly all of it.
         self._buffer = core.Buffer(max(2 * in_dram * nbytes, 1), huge_pages=False)
         here = self._buffer.array()[: 2 * in_dram * nbytes].reshape(in_dram, 2, nbytes)
-        self._layers: list[Sequence[NDArray[np.uint8]]] = list(here)
+        self._here = here
+        self._layers: list[Sequence[NDArray[np.uint8]]] = [(keys, values) for keys, values in here]
         if device is not None:
             there = ([device.allocate(nbytes) for _ in range(2)] for _ in range(device_layers))
             self._layers[:0] = there
@@ -64,7 +65,7 @@ class KvCache(SeesEverything):
 
     def close(self) -> None:
         """Drop the memory; only `length` and `context` can be asked for afterwards."""
-        del self._buffer, self._layers
+        del self._buffer, self._here, self._layers
 
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`."""
@@ -82,8 +83,9 @@ class KvCache(SeesEverything):
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then."""
         end = self.length + int(keys.shape[1])
         assert end <= self.context
-        for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
-            self._writer.write(layer, name, rows, self.length, self._layers[layer][kind])
+        keys_there, values_there = self._layers[layer]
+        self._writer.write(layer, "key", keys, self.length, keys_there)
+        self._writer.write(layer, "value", values, self.length, values_there)
         return end
 
     def attend(
@@ -224,6 +226,9 @@ class KvCache(SeesEverything):
         return out
 
     def _rows(self, layer: int) -> NDArray[np.uint8]:
-        # Of a layer on a device, a copy.
-        rows: NDArray[np.uint8] = np.asarray(self._layers[layer])
+        rows: NDArray[np.uint8]
+        if layer < self._device_layers:
+            rows = np.asarray(self._layers[layer])  # a copy
+        else:
+            rows = self._here[layer - self._device_layers]
         return rows.reshape(2, self._heads, self.context, -1)

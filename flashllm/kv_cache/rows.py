@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,10 +39,12 @@ class RowWriter:
         `name` is key or value. `ModelError` for NaN, infinity, or what the encoding cannot hold.
         """
         floats = in_order(rows)
-        with _named(layer, name, self.dtype):
+        try:
             self.kernels.write_head_rows(
                 floats, self.dtype, self.columns, self.kv_heads, position, cache
             )
+        except (OverflowError, ValueError) as error:
+            raise self._named(error, layer, name) from error
 
     def write_each(
         self,
@@ -54,25 +55,22 @@ class RowWriter:
         caches: Sequence[NDArray[np.uint8]],
     ) -> None:
         """The same of a token of each of several contexts, rows [contexts, kv_heads * columns]."""
-        with _named(layer, name, self.dtype):
+        try:
             self.kernels.write_head_rows_each(
                 rows, self.dtype, self.columns, self.kv_heads, positions, caches
             )
+        except (OverflowError, ValueError) as error:
+            raise self._named(error, layer, name) from error
 
-
-@contextlib.contextmanager
-def _named(layer: int, name: str, dtype: KvDType) -> Iterator[None]:
-    """What cannot be written is a `ModelError` that says where."""
-    try:
-        yield
-    except OverflowError as error:
-        raise ModelError(
-            f"layer {layer}: a {name} of attention is too large for the cache's encoding,"
-            f" {dtype} ({error}); use --kv-dtype f32"
-        ) from error
-    except ValueError as error:
-        raise ModelError(
+    def _named(self, error: Exception, layer: int, name: str) -> ModelError:
+        """What could not be written, and where."""
+        if isinstance(error, OverflowError):
+            return ModelError(
+                f"layer {layer}: a {name} of attention is too large for the cache's encoding,"
+                f" {self.dtype} ({error}); use --kv-dtype f32"
+            )
+        return ModelError(
             f"layer {layer}: a {name} of attention is no number, since what the model"
             " computes overflows f32; its weights are damaged, or its activation is not the"
             " one it was trained with"
-        ) from error
+        )

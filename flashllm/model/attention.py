@@ -70,18 +70,39 @@ class Attention:
         one before it is computed; `next_window` is the window of the next layer, None if this is
         the last one. With `rows` only the outputs of these tokens, by number, are computed.
         """
-        heads = (
-            self._placed(self.key(x), self.key_norm, rotation),
-            self._heads(self.value(x)),
-            self.queries(x, rotation),
-        )
-        width = heads[2].shape[0] * self.head_dim
-        # One span's is the array that its cache gives.
-        mixed: Floats | None = LARGE_ARRAYS.empty(len(x), width) if len(spans) > 1 else None
+        key = self._placed(self.key(x), self.key_norm, rotation)
+        value = self._heads(self.value(x))
+        query = self.queries(x, rotation)
+        if len(spans) > 1:
+            mixed = self._mixed(layer, spans, (key, value, query), next_window)
+        else:
+            if next_window is not None:
+                spans[0].cache.expect(layer + 1, next_window)
+            mixed = self._attended(layer, spans[0], key, value, query)
+        return self.output(mixed if rows is None else mixed[rows])
+
+    def _attended(
+        self, layer: int, span: Span, key: Floats, value: Floats, query: Floats
+    ) -> Floats:
+        """Of one span, [tokens, heads * head_dim]; `key` and others are [heads, tokens, head_dim].
+
+        Appends to its cache.
+        """
+        cache = span.cache
+        cache.append(layer, key, value)
+        attend = cache.attend_decoded if span.is_decoded else cache.attend
+        attended = attend(layer, query.swapaxes(0, 1), self.window, self.scale, self.sinks)
+        return attended.reshape(span.tokens, -1)
+
+    def _mixed(
+        self, layer: int, spans: Sequence[Span], heads: Sequence[Floats], next_window: int | None
+    ) -> Floats:
+        """The same of several spans, whose tokens follow one another."""
+        tokens = sum(span.tokens for span in spans)
+        mixed = LARGE_ARRAYS.empty(tokens, heads[2].shape[0] * self.head_dim)
         firsts = [0, *itertools.accumulate(span.tokens for span in spans)]
         together = _together(spans, layer)
         if together:
-            assert mixed is not None
             self._attend_each(
                 spans[together.start : together.stop], layer, heads, firsts[together.start], mixed
             )
@@ -94,18 +115,8 @@ class Attention:
                 spans[0].cache.expect(layer + 1, next_window)
             own = slice(firsts[number], firsts[number + 1])
             key, value, query = (of_all[:, own] for of_all in heads)
-            cache = span.cache
-            cache.append(layer, key, value)
-            attend = cache.attend_decoded if span.is_decoded else cache.attend
-            seen = query.swapaxes(0, 1)
-            attended = attend(layer, seen, self.window, self.scale, self.sinks)
-            attended = attended.reshape(span.tokens, width)
-            if mixed is None:
-                mixed = attended
-            else:
-                mixed[own] = attended
-        assert mixed is not None, "there is a token"
-        return self.output(mixed if rows is None else mixed[rows])
+            mixed[own] = self._attended(layer, span, key, value, query)
+        return mixed
 
     def _attend_each(
         self,

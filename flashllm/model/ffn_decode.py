@@ -16,7 +16,7 @@ from flashllm.model.neurons import FeedForwardWeights
 from flashllm.model.prefetchers import Prefetcher
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
-from flashllm.weight_cache.pool import BundlePool
+from flashllm.weight_cache.pool import EVERYTHING, BundlePool, Round
 
 
 class BundleOutputs(Protocol):
@@ -90,35 +90,46 @@ class FeedForwardDecode:
 
     def token(self, layer: int, inputs: LayerInputs) -> Floats:
         """[1, d_model] to [1, d_model]: the active bundles only, each times its weight."""
-        clock, bundles = self._clock, self._bundles
-        beside: Floats | None = None
+        clock, bundles, weights = self._clock, self._bundles, self._weights[layer]
         clock.switch("predict")
         vector: Vector = np.ascontiguousarray(inputs.ffn)[0]
         out = np.zeros(self._spec.d_model, dtype=np.float32)
         early = self._chosen_early.pop(layer, None)
         active, gate = early or self.active_set(layer, inputs)
-        for number, found in enumerate(self._pool.rounds(layer, active.ids)):
-            if number == 0:
+        beside: Floats | None = None
+        is_first = True
+        for found in self._pool.rounds(layer, active.ids):
+            if is_first:
+                is_first = False
                 for prefetcher in self.prefetchers:
                     prefetcher.after_reads_began(layer, found.reads, inputs.stream)
                 clock.switch("ffn")
-                beside = self._weights[layer].beside(inputs.ffn)
-            outputs = bundles.room(len(found.ids))
-            for part in found.arrivals:
-                clock.switch("ffn")
-                ids = found.ids[part]
-                outputs[part] = bundles.outputs(
-                    layer, found.rows, ids, found.positions[part], vector, _of(gate, ids)
-                )
+                beside = weights.beside(inputs.ffn)
+            outputs = self._outputs(layer, found, vector, gate)
             clock.switch("ffn")
-            weights = active.weights_of(found.ids)
-            bundles.add(found.rows, found.ids, found.positions, outputs, weights, out)
-        if beside is None:  # there is none, or nothing was needed
-            beside = self._weights[layer].beside(inputs.ffn)
+            shares = active.weights_of(found.ids)
+            bundles.add(found.rows, found.ids, found.positions, outputs, shares, out)
+        if is_first:
+            beside = weights.beside(inputs.ffn)
         result = out[None]
         if beside is not None:
             result += beside
         return result
+
+    def _outputs(self, layer: int, found: Round, x: Vector, gate: Vector | None) -> Vector:
+        """Of the bundles of a round, in their order."""
+        of_bundles, rows, outputs = self._bundles.outputs, found.rows, None
+        for part in found.arrivals:
+            self._clock.switch("ffn")
+            if part is EVERYTHING:
+                ids = found.ids
+                outputs = of_bundles(layer, rows, ids, found.positions, x, _of(gate, ids))
+                continue
+            if outputs is None:
+                outputs = self._bundles.room(len(found.ids))
+            ids = found.ids[part]
+            outputs[part] = of_bundles(layer, rows, ids, found.positions[part], x, _of(gate, ids))
+        return self._bundles.room(0) if outputs is None else outputs
 
     def active_set(self, layer: int, inputs: LayerInputs) -> tuple[ActiveSet, Vector | None]:
         """The active set of a token in a layer, and its resident gate's outputs [d_ffn], if any."""

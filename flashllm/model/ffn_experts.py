@@ -53,6 +53,8 @@ class Experts:
         # Gate and up lie one behind the other: a single matrix of twice the rows.
         self._gate_up_bytes, self._end = gate + up, gate + up + down
         self._bias_bytes = sum(biases)
+        experts = spec.experts
+        self._gates = Gates(experts.gate_slope, experts.gate_limit, experts.up_offset)
         self._rows = Stride.of(header.stride, gate // self._neurons, 2 * self._neurons)
 
     def room(self, count: int) -> Floats:
@@ -137,7 +139,7 @@ class Experts:
         biases = self._biases(rows, positions)
         if biases is not None:
             both += biases[:, : 2 * self._neurons]
-        out = self._through_down(rows, positions, gated(self._spec, both))
+        out = self._through_down(rows, positions, self._gated(both))
         if biases is not None:
             out += biases[:, 2 * self._neurons :]
         return out
@@ -152,7 +154,7 @@ class Experts:
         if biases is not None:
             both += biases[:, : 2 * neurons]
         out = LARGE_ARRAYS.empty(*x.shape)
-        self._kernels.matmul(down, dtype, gated(self._spec, both), out)
+        self._kernels.matmul(down, dtype, self._gated(both), out)
         if biases is not None:
             out += biases[:, 2 * neurons :]
         return out
@@ -160,6 +162,11 @@ class Experts:
     def add_shares(self, shares: Floats, weights: Floats, tokens: Ids, sums: Floats) -> None:
         """Add outputs [n, d_model] of pairs, times their weights [n], to those of their tokens."""
         self._kernels.add_shares(shares, weights, tokens, sums)
+
+    def _gated(self, both: Floats) -> Floats:
+        """What goes into down: from gate and up, [n, 2 * neurons], to [n, neurons], a new array."""
+        neurons = self._neurons
+        return activate_times(self._spec, both[:, :neurons], both[:, neurons:], self._gates)
 
     def _biases(self, rows: NDArray[np.uint8], positions: Ids) -> Floats | None:
         """Those of gate, up and down of experts, [n, 2 * neurons + d_model]; None without any."""
@@ -177,14 +184,6 @@ class Experts:
         """The encoded gate and up [2 * neurons, d_model], and down [d_model, neurons]."""
         expert = rows[position * self.stride :][: self._end]
         return expert[: self._gate_up_bytes], expert[self._gate_up_bytes :]
-
-
-def gated(spec: ModelSpec, both: Floats) -> Floats:
-    """What goes into down: from gate and up, [n, 2 * neurons], to [n, neurons], a new array."""
-    experts = spec.experts
-    assert experts is not None
-    how = Gates(experts.gate_slope, experts.gate_limit, experts.up_offset)
-    return activate_times(spec, both[:, : experts.d_ffn], both[:, experts.d_ffn :], how)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,5 +33,5 @@ class LayerInputs:
 
     def of(self, reads: Reads) -> Floats:
         """The one that somebody reads."""
-        inputs: dict[Reads, Floats] = {"ffn": self.ffn, "stream": self.stream, "block": self.block}
-        return inputs[reads]
+        found: Floats = getattr(self, reads)
+        return found

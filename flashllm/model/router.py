@@ -43,7 +43,7 @@ class SelectRouted:
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
         """The chosen experts; layers are counted from the first that has any."""
         weights = self.weights(layer, x[None])[0]
-        ids = np.flatnonzero(weights).astype(np.int32)
+        ids = weights.nonzero()[0].astype(np.int32)
         return ActiveSet(ids, weights[ids])
 
     def select_each(self, layer: int, x: Vector, gate: Vector | None) -> ActiveMask:  # noqa: ARG002

@@ -27,7 +27,7 @@ from flashllm.weight_cache.counters import StreamCounters
 from flashllm.weight_cache.device_slots import DeviceSlots
 from flashllm.weight_cache.layer_cache import Acquired, LayerCache
 from flashllm.weight_cache.policies import Uses, make_policies
-from flashllm.weight_cache.pool import ReadCounts, Round
+from flashllm.weight_cache.pool import EVERYTHING, Part, ReadCounts, Round
 from flashllm.weight_cache.rounds import split_rounds
 
 _ENOUGH_BYTES = 32 << 20
@@ -150,8 +150,9 @@ class SlotPool:
         """The active set in rounds that fit into the layer's slots, each fetched when yielded."""
         self._clock.switch("plan")
         for piece in self._split(layer, ids):
-            self._clock.switch("io_exposed")
-            self.reserve(layer, piece)
+            if self._prefetches:
+                self._clock.switch("io_exposed")
+                self.reserve(layer, piece)
             self._clock.switch("manage")
             fetch = self.acquire(layer, piece)
             self._clock.switch("io_exposed")
@@ -407,15 +408,18 @@ class SlotPool:
             where = acquired.missing
             fetch.tickets = self._begin(layer, acquired.ids[where], acquired.slots[where])
 
-    def arrivals(self, layer: int, fetch: Fetch, early: bool = True) -> Iterator[NDArray[np.bool_]]:
+    def arrivals(self, layer: int, fetch: Fetch, early: bool = True) -> Iterator[Part]:
         """Yields masks [n] of the acquired bundles that have arrived; each bundle is in one mask.
 
-        Without `early` there is one mask of all, once all have arrived.
+        `EVERYTHING` is that of all; without `early` there is no other, once all have arrived.
         """
         acquired, waits = fetch.acquired, self._clock.switch
         ahead, late = acquired.n_in_flight > 0, acquired.n_missing > 0
         try:
-            if early and acquired.n_missing + acquired.n_in_flight < len(acquired.ids):
+            if early and not ahead and not late:
+                if len(acquired.ids):
+                    yield EVERYTHING
+            elif early and acquired.n_missing + acquired.n_in_flight < len(acquired.ids):
                 yield acquired.states == HERE
             waits("io_exposed")
             if layer in self._prefetches and not self._complete(layer):
@@ -433,7 +437,7 @@ class SlotPool:
         if early and late:
             yield acquired.missing
         elif not early and len(acquired.ids):
-            yield np.ones(len(acquired.ids), dtype=np.bool_)
+            yield EVERYTHING
 
     def _one_by_one(self, layer: int, fetch: Fetch) -> Iterator[NDArray[np.bool_]]:
         """Masks of the missing bundles, each of which has a ticket, as they arrive."""

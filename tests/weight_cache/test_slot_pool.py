@@ -16,6 +16,7 @@ from flashllm.arrays import Ids
 from flashllm.errors import Cancelled, ReadFailed
 from flashllm.flash.store import Store
 from flashllm.options import DEFAULT_POLICY, POLICIES
+from flashllm.weight_cache.pool import EVERYTHING
 from flashllm.weight_cache.rounds import split_rounds
 from flashllm.weight_cache.slot_pool import Fetch, SlotPool
 
@@ -131,7 +132,7 @@ def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
         pool.begin(layer, fetch)
         seen = np.zeros(len(piece), dtype=np.int64)
         for part in pool.arrivals(layer, fetch, early):
-            seen += part
+            seen[part] += 1
             found = rows[fetch.positions[part]]
             assert (found[:, 0] == piece[part]).all()
             assert (found[:, -1] == layer).all()
@@ -181,11 +182,12 @@ def test_a_right_guess_is_not_read_again(store: FakeStore) -> None:
     pool = pool_of(store)
     pool.plan_prefetch(0, np.array([7, 3, 5], dtype=np.int32))
     pool.start_prefetch(0)
-    fetch = acquire(pool, 0, np.array([3, 5, 9], dtype=np.int32))
+    needed = np.array([3, 5, 9], dtype=np.int32)
+    fetch = acquire(pool, 0, needed)
     pool.begin(0, fetch)
     assert [ids.tolist() for _, ids, _, _ in store.under_way.values()] == [[7, 3, 5], [9]]
-    masks = [part.tolist() for part in pool.arrivals(0, fetch)]
-    assert masks == [[True, True, False], [False, False, True]]
+    arrived = [needed[part].tolist() for part in pool.arrivals(0, fetch)]
+    assert arrived == [[3, 5], [9]]
     assert (fetch.prefetched, fetch.prefetched_used) == (3, 2)
     counters = pool.counters
     assert (counters.hits, counters.misses, counters.prefetched, counters.prefetched_used) == (
@@ -242,6 +244,17 @@ def test_cancelled_reads_leave_nothing_behind(store: FakeStore) -> None:
     store.cancelled = False
     use(pool, 0, np.array([1, 5], dtype=np.int32))
     use(pool, 1, np.array([3, 9], dtype=np.int32))
+
+
+def test_what_is_all_there_comes_as_one_part(store: FakeStore) -> None:
+    pool = pool_of(store)
+    for ids, parts in (([1, 2], 1), ([1, 2], 1), ([1, 3], 2), ([], 0)):
+        fetch = acquire(pool, 0, np.array(ids, dtype=np.int32))
+        pool.begin(0, fetch)
+        found = list(pool.arrivals(0, fetch))
+        assert len(found) == parts
+        is_one = any(part is EVERYTHING for part in found)
+        assert is_one == (fetch.acquired.n_missing == 0 and bool(ids))
 
 
 def test_who_stops_in_the_middle_leaves_no_read_under_way(store: FakeStore) -> None:
