@@ -23,6 +23,7 @@ from tests.support.token_fakes import run
 DEVICE = {"direct": True, "threads": 32, "alignment_bytes": 512, "fallback": None}
 WEIGHTS = np.ones(1 << 20, np.uint8)
 ROOMY_BYTES = 1 << 40
+STRIDE_BYTES = 4608
 READ = ReaderCounts(
     bytes_read=100_000, bytes_useful=90_000, reads=20, busy_ns=1000, depth_ns=6600, retries=0,
     short_reads=0, bounced=0, downgrades=0, bundles_verified=0, bundles_mismatched=0,
@@ -65,8 +66,10 @@ def test_mean_read(nbytes: int, reads: int, alignment: int, expected: int) -> No
     )
 
 
-def probe_of(path: Path, ceiling_bytes: int = ROOMY_BYTES) -> MachineProbe:
-    return MachineProbe(path, DEVICE, 2, ceiling_bytes, WEIGHTS)
+def probe_of(
+    path: Path, ceiling_bytes: int = ROOMY_BYTES, stride_bytes: int = STRIDE_BYTES
+) -> MachineProbe:
+    return MachineProbe(path, DEVICE, 2, ceiling_bytes, WEIGHTS, stride_bytes)
 
 
 @pytest.fixture
@@ -95,8 +98,19 @@ def test_the_device_is_asked_at_size_and_depth_of_the_run(asked: list[Any], tmp_
     assert (found.dram_threads, found.dram_bytes_per_second) == (2, 1e10)
 
 
+@pytest.mark.parametrize(
+    ("stride_bytes", "read_bytes"), [(4608, 5120), (5120, 5120), (16384, 4096), (4096, 4096)]
+)
+def test_the_device_is_asked_at_places_where_bundles_begin(
+    asked: list[Any], tmp_path: Path, stride_bytes: int, read_bytes: int
+) -> None:
+    """Reads that begin at a page are faster, and of a whole number of pages all do."""
+    probe_of(tmp_path, stride_bytes=stride_bytes).look(run(3, WARM, [1], reader=READ))
+    assert {size for _, size, _ in asked} == {read_bytes}
+
+
 def test_without_direct_reads_the_device_is_not_asked(asked: list[Any], tmp_path: Path) -> None:
-    probe = MachineProbe(tmp_path, {**DEVICE, "direct": False}, 2, ROOMY_BYTES, WEIGHTS)
+    probe = MachineProbe(tmp_path, {**DEVICE, "direct": False}, 2, ROOMY_BYTES, WEIGHTS, 512)
     found = probe.look(run(3, WARM, [1], reader=READ))
     assert not asked
     assert found.flash_bytes_per_second is None

@@ -83,7 +83,7 @@ def _measure(
     ids = random_ids(spec.vocab_size) if text is None else _again_and_again(text)
     probe = MachineProbe(
         Path(model.info.directory) / BUNDLES_FILE, device, threads, plan.ceiling_bytes,
-        model.decoder.largest_weight,
+        model.decoder.largest_weight, model.info.bundle_stride_bytes,
     )  # fmt: skip
     settings = _settings(model, arguments, threads, lengths)
     header = run_header(Path(model.info.directory), settings)

@@ -95,7 +95,7 @@ def _measure(
     directory = Path(model.info.directory)
     probe = MachineProbe(
         directory / BUNDLES_FILE, model.io_report(), threads, model.plan.ceiling_bytes,
-        model.decoder.largest_weight,
+        model.decoder.largest_weight, model.info.bundle_stride_bytes,
     )  # fmt: skip
     header = run_header(directory, _settings(model, ids, arguments, threads))
     samples.begin(header)
