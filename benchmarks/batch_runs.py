@@ -86,7 +86,7 @@ def have_memory(nbytes: int) -> None:
     """Touches as much memory and frees it, so that a run right after does not wait for it.
 
     A virtual machine may give what nobody has used for seconds back to its host: the first touch of
-    a page afterwards took up to fifteen times as long.
+    a page afterwards took up to eighteen times as long.
     """
     core.Buffer(nbytes).array()[:: mmap.PAGESIZE] = 1
 

@@ -15,8 +15,9 @@ from flashllm.weight_cache.counters import StreamCounters
 from flashllm.weight_cache.policies import Uses
 
 Part = NDArray[np.bool_] | slice
-EVERYTHING = slice(None)
 """Some bundles of a round: a mask over its ids, or a slice of them."""
+EVERYTHING = slice(None)
+"""The part that is all bundles of a round."""
 Marks = tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]
 
 
