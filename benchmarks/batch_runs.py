@@ -107,6 +107,8 @@ class BatchBound:
     own_product_seconds: float
     """The same products, by the kernel that has less work with bundles: tiles multiply all tokens
     with all of a block, another one each token with its own at a rate of its own."""
+    all_product_seconds: float
+    """Products of all weights with all tokens; of experts, those that are chosen."""
 
     @property
     def seconds(self) -> float:
@@ -117,6 +119,11 @@ class BatchBound:
     def own_seconds(self) -> float:
         """The same with the products of own rows."""
         return max(self.own_product_seconds, self.disk_seconds)
+
+    @property
+    def all_seconds(self) -> float:
+        """That of a program that leaves nothing out."""
+        return max(self.all_product_seconds, self.disk_seconds)
 
     @classmethod
     def of(
@@ -146,6 +153,7 @@ class BatchBound:
             bundled * in_tiles * used + others,
             report["bytes_per_token"] * new / in_order,
             bundled * own + others,
+            bundled * in_tiles * (1 if spec.experts is None else used) + others,
         )
 
 

@@ -14,7 +14,8 @@ the bytes that it read at that of reads in order, both measured in the same run.
 multiplied with as many neurons as are recorded of the model, or else with as many as it selected
 where rows went one by one. Chunks are multiplied in tiles, which decode a row once for all tokens;
 "by own rows" is the share of a bound with the rate of the kernel that multiplies each token with
-rows of its own, or with that of tiles of all rows where that takes less.
+rows of its own, or with that of tiles of all rows where that takes less; "of all weights" that of
+the bound of a program that multiplies all weights with all tokens.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class Run:
     bound_seconds: float | None = None
     own_bound_seconds: float | None = None
     """The bound with products of a token's own rows at the rate of their kernel."""
+    all_bound_seconds: float | None = None
+    """The bound of a program that multiplies all weights with all tokens."""
     used_share: float | None = None
     """Of all bundles, how many a token is multiplied with; None where nothing says it."""
     problem: str = ""
@@ -101,6 +104,16 @@ class Run:
     def own_share(self) -> float | None:
         """Of the bound with products of own rows."""
         return self._share(self.own_bound_seconds)
+
+    @property
+    def all_share(self) -> float | None:
+        """Of the bound of all weights with all tokens: above 1, no such program is as fast."""
+        return self._share(self.all_bound_seconds)
+
+    @property
+    def shares(self) -> tuple[float | None, ...]:
+        """All three, as they stand in the table."""
+        return self.share, self.own_share, self.all_share
 
     def _share(self, bound_seconds: float | None) -> float | None:
         if bound_seconds is None or not self.seconds:
@@ -213,7 +226,7 @@ def ours(
     tokens = report["completion_tokens"]
     return Run(
         name, how, count, case, tokens, report["seconds"], report["bytes_per_token"] * tokens,
-        None if bound is None else bound.seconds, None if bound is None else bound.own_seconds,
+        *((None,) * 3 if bound is None else (bound.seconds, bound.own_seconds, bound.all_seconds)),
         used,
     )  # fmt: skip
 
@@ -312,14 +325,14 @@ def table(runs: list[Run], rows: int) -> str:
     """All runs, and how many times as fast the blocks are."""
     head = [
         "tokens", "", "how", "rows", "tokens/s", f"s for {rows} rows", "read a token",
-        "tokens/GB", "of the bound", "by own rows", "blocks are x",
+        "tokens/GB", "of the bound", "by own rows", "of all weights", "blocks are x",
     ]  # fmt: skip
     lines = [head]
     blocks = {one.case: one for one in runs if one.contender == BLOCKS and not one.problem}
     for one in runs:
         case = f"{one.case.prompt_tokens} + {one.case.new_tokens}"
         if one.problem:
-            lines.append([case, one.contender, one.how, str(one.rows), one.problem, *[""] * 6])
+            lines.append([case, one.contender, one.how, str(one.rows), one.problem, *[""] * 7])
             continue
         best, per = blocks.get(one.case), one.tokens_per_gigabyte
         ratios = ""
@@ -334,7 +347,7 @@ def table(runs: list[Run], rows: int) -> str:
             whole if one.rows == rows else f"{whole} (extrapolated)",
             "unknown" if read is None else format_bytes(read),
             "" if per is None else f"{per:.3g}",
-            *("" if share is None else f"{share:.2f}" for share in (one.share, one.own_share)),
+            *("" if share is None else f"{share:.2f}" for share in one.shares),
             ratios,
         ])  # fmt: skip
     return markdown(lines)
@@ -349,6 +362,7 @@ def to_json(header: dict[str, Any], runs: list[Run]) -> dict[str, Any]:
             "tokens_per_gigabyte": one.tokens_per_gigabyte,
             "share_of_bound": one.share,
             "own_share_of_bound": one.own_share,
+            "all_weights_share": one.all_share,
         }
         for one in runs
     ]

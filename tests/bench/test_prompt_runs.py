@@ -171,6 +171,22 @@ def test_silent_neurons_leave_out_their_down_rows(model: Model) -> None:
     of_selected, of_all = (bound_ns(each, RATES, 64, 0, whole) for each in (selected, half))
     assert of_selected["DRAM"] == of_all["DRAM"], "all are wanted by some token"
     assert of_selected["products"] < of_all["products"]
+    everything = PromptWeights(
+        half.resident_bytes, whole, 1.0, half.last_resident_bytes, whole / spec.n_layers
+    )
+    for weights in (half, selected):
+        found = weights.with_silent()
+        assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(everything))
+
+
+def test_a_program_that_leaves_nothing_out_has_a_bound_beside() -> None:
+    weights = PromptWeights(1e9, 3e9, 0.2, silent_bytes=1e9)
+    runs = [PromptRun(0, 100, "cold", 5 * 10**9, 3, 3, 3, None)]
+    (row,) = report_rows(runs, weights, RATES)
+    assert row["all_weights_ns"] == pytest.approx(1e9 * (100 / 40 + 4 * 100 / 80))
+    assert row["all_weights_share"] == pytest.approx(1.5)
+    (row,) = report_rows(runs, dataclasses.replace(weights, silent_bytes=0.0), RATES)
+    assert row["all_weights_ns"] is row["all_weights_share"] is None
 
 
 def test_a_token_is_multiplied_with_the_experts_that_it_chose() -> None:

@@ -27,9 +27,9 @@ CASE = Case(256, 32)
 
 def test_blocks_are_compared_with_the_others_of_their_case() -> None:
     runs = [
-        Run(ONE_BY_ONE, "--block 1", 8, CASE, 256, 128.0, 256e9, 64.0, 96.0),
+        Run(ONE_BY_ONE, "--block 1", 8, CASE, 256, 128.0, 256e9, 64.0, 96.0, 160.0),
         Run(ACCELERATE, "batch 8", 8, CASE, 256, 512.0, None),
-        Run(BLOCKS, "--block 64", 64, CASE, 2048, 256.0, 128e9, 192.0, 192.0),
+        Run(BLOCKS, "--block 64", 64, CASE, 2048, 256.0, 128e9, 192.0, 192.0, 384.0),
         Run(ACCELERATE, "batch 1", 8, Case(32, 128), problem="out of memory"),
     ]
     lines = [
@@ -37,10 +37,10 @@ def test_blocks_are_compared_with_the_others_of_their_case() -> None:
     ]
     one, peer, block, failed = (line for line in lines[2:] if len(line) > 1)
     assert one[5:7] == ["2", "1024 (extrapolated)"]
-    assert one[8:12] == ["1", "0.50", "0.75", "4.00 in tokens/s, 16.0 in tokens/GB"]
-    assert peer[6:12] == ["4096 (extrapolated)", "unknown", "", "", "", "16.00 in tokens/s"]
+    assert one[8:13] == ["1", "0.50", "0.75", "1.25", "4.00 in tokens/s, 16.0 in tokens/GB"]
+    assert peer[6:13] == ["4096 (extrapolated)", "unknown", "", "", "", "", "16.00 in tokens/s"]
     assert block[5:7] == ["8", "256"]
-    assert block[9:12] == ["0.75", "0.75", ""]
+    assert block[9:13] == ["0.75", "0.75", "1.50", ""]
     assert failed[5] == "out of memory"
 
 
@@ -60,6 +60,7 @@ def test_the_bound_is_the_larger_of_products_and_reads() -> None:
     )
     assert bound.seconds == max(bound.disk_seconds, bound.product_seconds)
     assert bound.own_seconds == bound.seconds, "each token is multiplied with all rows"
+    assert bound.all_seconds == bound.seconds
 
 
 def test_own_rows_are_multiplied_at_their_rate_or_all_in_tiles() -> None:
@@ -80,6 +81,7 @@ def test_own_rows_are_multiplied_at_their_rate_or_all_in_tiles() -> None:
     more = quarter.own_seconds - quarter.seconds
     assert more == pytest.approx(0.3 * bundles / rate)
     assert slow.own_seconds - slow.seconds == pytest.approx(0.9 * bundles / rate)
+    assert slow.all_seconds == pytest.approx(slow.own_seconds), "in tiles, all of them"
 
 
 def test_a_token_uses_what_was_recorded_or_else_what_it_selected(

@@ -8,7 +8,7 @@ CHECKING_NATIVE = tuple(
     for name in (
         "base/checked.h",
         "cache/slot_table.cpp",
-        "io/buffer.cpp",
+        "base/buffer.cpp",
         "io/bundle_checks.cpp",
         "io/read_plan.cpp",
         "kernels/attention.cpp",

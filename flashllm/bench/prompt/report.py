@@ -4,15 +4,15 @@ The disk reads each feed-forward weight that is needed and not in memory once, i
 gives what is needed once; experts that no token chose are not. The processor multiplies each weight
 with each token, an expert with those that chose it; of models whose neurons fall silent, the down
 rows of silent ones are left out, or all their rows where prompts go through selected neurons. What
-comes behind keys and values of the last layer is of the last token alone. Pure; the caller brings
-the rates.
+comes behind keys and values of the last layer is of the last token alone. Beside it is the bound of
+a program that leaves nothing out, all weights with all tokens. Pure; the caller brings the rates.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashllm.bench.prompt.runs import PromptRun
@@ -57,6 +57,8 @@ class PromptWeights:
     """Of the resident ones, what only the last token of a prompt is multiplied with."""
     last_bundle_bytes: float = 0.0
     """The same of the feed-forward weights."""
+    silent_bytes: float = 0.0
+    """Down rows of silent neurons, which `bundle_bytes` leave out."""
 
     @classmethod
     def of(
@@ -80,6 +82,7 @@ class PromptWeights:
         return cls(
             resident.attention + resident.gate, bundled, share,
             last.attention + last.gate, bundled / spec.bundled_layers,
+            silent_bytes=(whole * rows - used) * spec.bundle_bytes / rows,
         )  # fmt: skip
 
     def multiplied_bytes(self, tokens: int) -> tuple[float, float]:
@@ -87,6 +90,14 @@ class PromptWeights:
         return (
             self.resident_bytes * tokens - self.last_resident_bytes * (tokens - 1),
             self.bundle_bytes * tokens - self.last_bundle_bytes * (tokens - 1),
+        )
+
+    def with_silent(self) -> PromptWeights:
+        """The same where nothing is left out: all weights, with all tokens."""
+        whole = self.bundle_bytes + self.silent_bytes
+        last = self.last_bundle_bytes * whole / self.bundle_bytes
+        return replace(
+            self, bundle_bytes=whole, multiplied_share=1.0, last_bundle_bytes=last, silent_bytes=0.0
         )
 
 
@@ -145,9 +156,12 @@ def report_rows(
         binds = max(known, key=lambda name: known[name])
         median_ns = statistics.median(first_token_ns)
         own_ns = own_products_ns(weights, rates, tokens)
-        by_kernels_ns = None
-        if own_ns is not None:
-            by_kernels_ns = max(own_ns, *(ns for name, ns in known.items() if name != "products"))
+        others_ns = max(ns for name, ns in known.items() if name != "products")
+        by_kernels_ns = None if own_ns is None else max(own_ns, others_ns)
+        all_ns = None
+        if weights.silent_bytes:
+            whole = bound_ns(weights.with_silent(), rates, tokens, missing, needed)
+            all_ns = max(ns for ns in whole.values() if ns is not None)
         rows.append(
             {
                 "tokens": tokens,
@@ -165,6 +179,8 @@ def report_rows(
                 "bound_share": ratio(known[binds], median_ns),
                 "own_products_ns": own_ns,
                 "own_share": None if by_kernels_ns is None else ratio(by_kernels_ns, median_ns),
+                "all_weights_ns": all_ns,
+                "all_weights_share": None if all_ns is None else ratio(all_ns, median_ns),
             }
         )
     return rows

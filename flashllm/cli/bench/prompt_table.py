@@ -13,7 +13,7 @@ HEADINGS = (
     "prompt of", "slots", "first token", "least", "most", "tokens/s", "read", "bound", "by",
     "bound ÷ time",
 )  # fmt: skip
-OWN_HEADING = "by own rows"
+OWN_HEADING, ALL_HEADING = "by own rows", "of all weights"
 KINDS = {"cold": "empty", "warm": "as left"}
 
 
@@ -31,6 +31,8 @@ def report_table(report: dict[str, Any]) -> str:
         return f"{about}\nnothing was measured\n"
     own = rates["own_products_per_second"]
     headings = HEADINGS if own is None else (*HEADINGS, OWN_HEADING)
+    if report["prompts"][0]["all_weights_share"] is not None:
+        headings = (*headings, ALL_HEADING)
     rows = columns([headings, *map(_row, report["prompts"])], left=2)
     flash = rates["flash_bytes_per_second"]
     problem = settings["flash_problem"]
@@ -48,7 +50,7 @@ def report_table(report: dict[str, Any]) -> str:
 
 def _row(prompt: dict[str, Any]) -> list[str]:
     took = prompt["first_token_ns"]
-    own = prompt["own_share"]
+    beside = prompt["own_share"], prompt["all_weights_share"]
     return [
         f"{prompt['tokens']:,}",
         KINDS[prompt["kind"]],
@@ -60,5 +62,5 @@ def _row(prompt: dict[str, Any]) -> list[str]:
         format_seconds(prompt["bound_ns"]),
         prompt["binds"],
         f"{prompt['bound_share']:.0%}",
-        *([] if own is None else [f"{own:.0%}"]),
+        *(f"{share:.0%}" for share in beside if share is not None),
     ]

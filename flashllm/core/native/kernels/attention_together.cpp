@@ -69,7 +69,7 @@ void Together::score(float* scores, size_t stride) const {
     for (size_t t = 0; t < tiles; ++t) {
       const size_t v = t * kernel.vectors;
       const TileVectors tile = {packed + t * vector_tile, std::min(kernel.vectors, vectors() - v),
-                                columns, false};
+                                columns, false, packed};
       kernel.multiply({panel, keys.count}, tile, scores + v * stride + at, stride);
     }
   }

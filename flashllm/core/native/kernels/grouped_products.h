@@ -24,7 +24,7 @@ struct GroupedTile {
 
   template <size_t Count>
   FLASH_TARGET static inline void run(const uint8_t* of_rows, const uint8_t* of_vectors,
-                                      size_t steps, bool begins, Sum (*to)[Count]) {
+                                      size_t steps, bool begins, const uint8_t*, Sum (*to)[Count]) {
     Sum sums[rows][Count];
 #pragma GCC unroll 8
     for (size_t r = 0; r < rows; ++r) {

@@ -15,6 +15,10 @@
 
 namespace flash_core {
 
+struct alignas(64) CacheLine {
+  uint8_t bytes[64];
+};
+
 // The vector of a product. For groups it is rounded to whole numbers too, so that sums within a
 // group are exact, the same on every instruction set (quantised_input.h).
 struct DotInput {
@@ -102,6 +106,9 @@ struct TileVectors {
   size_t count;
   size_t columns;
   bool only_high;  // as DotInput says
+  // Is fetched meanwhile into the second-level cache, a line in every second step: more at once
+  // wait for one another.
+  const uint8_t* ahead;
 };
 
 // At most so many vectors are multiplied with rows as they lie, one after the other.

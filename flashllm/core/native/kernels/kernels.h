@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "buffer.h"
 #include "compute_pool.h"
 #include "dtype.h"
 #include "kernel_table.h"
@@ -21,10 +22,6 @@
 #include "view.h"
 
 namespace flash_core {
-
-struct alignas(64) CacheLine {
-  uint8_t bytes[64];
-};
 
 class Kernels {
  public:
@@ -164,7 +161,7 @@ class Kernels {
   template <class RowOf>
   void multiply_one_by_one(DType dtype, size_t row_bytes, const RowOf& row_of,
                            Matrix<const float> x, Matrix<float> out);
-  void pack_vectors(DType dtype, Matrix<const float> x);
+  const uint8_t* pack_vectors(DType dtype, Matrix<const float> x);
   // The same where a part is some of the vectors, with all of their rows.
   int parts_of_vectors(size_t bytes, size_t vectors) const;
 
@@ -177,7 +174,7 @@ class Kernels {
   std::vector<float> partial_;          // [columns], whole units; each part has its own range
   AttendScratch attend_scratch_;
   std::vector<HeadRuns> runs_of_each_;  // of each context
-  std::vector<CacheLine> packed_;       // vectors of a product
+  std::unique_ptr<Buffer> packed_;      // vectors of a product
 };
 
 }  // namespace flash_core

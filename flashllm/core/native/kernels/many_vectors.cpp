@@ -47,12 +47,16 @@ size_t panels_at_once(size_t panel_bytes, size_t vector_bytes, size_t threads) {
 
 }  // namespace
 
-void Kernels::pack_vectors(DType dtype, Matrix<const float> x) {
+const uint8_t* Kernels::pack_vectors(DType dtype, Matrix<const float> x) {
   const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
   const size_t tile_bytes = kernel.steps(x.columns) * kernel.vectors * kernel.vector_piece_bytes;
   const size_t tiles = ceil_div(x.rows, kernel.vectors);
-  packed_.resize(std::max(packed_.size(), ceil_div(tiles * tile_bytes, sizeof(CacheLine))));
-  uint8_t* const packed = packed_.data()->bytes;
+  const size_t nbytes = std::max(tiles * tile_bytes, size_t{1});
+  if (packed_ == nullptr || packed_->size() < nbytes) {
+    packed_.reset();
+    packed_ = std::make_unique<Buffer>(static_cast<int64_t>(nbytes));
+  }
+  uint8_t* const packed = packed_->data();
   const int parts = parts_of_vectors(kPackingCost * tiles * tile_bytes, tiles);
   pool_->run(parts, [&](int part) {
     QuantisedInput own(fast_);
@@ -66,6 +70,7 @@ void Kernels::pack_vectors(DType dtype, Matrix<const float> x) {
       }
     }
   });
+  return packed;
 }
 
 template <class PanelOf>
@@ -80,9 +85,11 @@ void Kernels::multiply_packed(DType dtype, const PanelOf& panel_of, Matrix<const
   const size_t panel_bytes = rows_at_once / kernel.rows * row_tile;
   const size_t row = row_bytes(dtype, x.columns).get();
   const size_t panels_near = std::max(kNearRowBytes / (rows_at_once * row), size_t{1});
-  pack_vectors(dtype, x);
-  const uint8_t* const packed = packed_.data()->bytes;
+  const uint8_t* const packed = pack_vectors(dtype, x);
   const size_t tiles = ceil_div(x.rows, kernel.vectors);
+  // So much of the next tile of vectors is fetched with a panel, for its first pieces would come
+  // from the last cache more slowly than they are multiplied.
+  const size_t fetched = rows_at_once / kernel.rows * ceil_div(steps, 2) * sizeof(CacheLine);
   const size_t at_once =
       panels_at_once(panel_bytes, tiles * vector_tile, static_cast<size_t>(threads_));
   // Where there are few rows, threads have some of the vectors each.
@@ -107,9 +114,10 @@ void Kernels::multiply_packed(DType dtype, const PanelOf& panel_of, Matrix<const
       }
       for (; tile < end; ++tile) {
         const size_t vector = tile * kernel.vectors;
-        const TileVectors of_tile = {packed + tile * vector_tile,
-                                     std::min(kernel.vectors, x.rows - vector), x.columns, fast_};
-        for (size_t q = from; q < to; ++q) {
+        TileVectors of_tile = {packed + tile * vector_tile,
+                               std::min(kernel.vectors, x.rows - vector), x.columns, fast_,
+                               packed + (tile + 1) * vector_tile};
+        for (size_t q = from; q < to; ++q, of_tile.ahead += fetched) {
           kernel.multiply(near[q - from], of_tile, out.row(vector) + q * rows_at_once, out.columns);
         }
       }

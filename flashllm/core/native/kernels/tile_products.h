@@ -15,7 +15,8 @@ struct FloatTile {
 
   template <size_t Count>
   FLASH_TARGET static inline void run(const uint8_t* of_rows, const uint8_t* of_vectors,
-                                      size_t steps, bool begins, Sum (*to)[Count]) {
+                                      size_t steps, bool begins, const uint8_t* ahead,
+                                      Sum (*to)[Count]) {
     const float* a = reinterpret_cast<const float*>(of_rows);
     const float* b = reinterpret_cast<const float*>(of_vectors);
     Sum sums[rows][Count];
@@ -25,6 +26,7 @@ struct FloatTile {
       for (size_t v = 0; v < Count; ++v) sums[r][v] = begins ? V::zero() : to[r][v];
     }
     for (size_t s = 0; s < steps; ++s, a += rows * V::width, b += vectors * V::width) {
+      if (s % 2 == 0) __builtin_prefetch(ahead + s / 2 * sizeof(CacheLine), 0, 2);
       Sum weights[rows];
 #pragma GCC unroll 8
       for (size_t r = 0; r < rows; ++r) weights[r] = V::load(a + r * V::width);
@@ -105,20 +107,23 @@ FLASH_TARGET void pack_vector(const DotInput& x, size_t member, size_t, uint8_t*
 }
 
 template <class V, class Tile, size_t Count>
-FLASH_TARGET void multiply_tiles(const TilePanel& panel, const uint8_t* vectors, size_t columns,
-                                 float* out, size_t out_stride) {
-  const Chains chains = Tile::chains(columns);
+FLASH_TARGET void multiply_tiles(const TilePanel& panel, const TileVectors& x, float* out,
+                                 size_t out_stride) {
+  const Chains chains = Tile::chains(x.columns);
   constexpr size_t kRowStep = Tile::rows * Tile::piece_bytes;
   constexpr size_t kVectorStep = Tile::vectors * Tile::piece_bytes;
   const size_t tiles = (panel.rows + Tile::rows - 1) / Tile::rows;
   typename V::Type sums[kPanelRows / Tile::rows][4][Tile::rows][Count];
+  const uint8_t* ahead = x.ahead;
   for (size_t j = 0; j < 4; ++j) {
     for (size_t s = 0; s == 0 || s < chains.steps[j]; s += kTileSteps) {
       const size_t steps = std::min(kTileSteps, chains.steps[j] - s);
       const size_t at = chains.begin[j] + s;
       const uint8_t* rows = panel.packed + at * tiles * kRowStep;
       for (size_t t = 0; t < tiles; ++t, rows += steps * kRowStep) {
-        Tile::template run<Count>(rows, vectors + at * kVectorStep, steps, s == 0, sums[t][j]);
+        Tile::template run<Count>(rows, x.packed + at * kVectorStep, steps, s == 0, ahead,
+                                  sums[t][j]);
+        ahead += (steps + 1) / 2 * sizeof(CacheLine);
       }
     }
   }
@@ -142,7 +147,7 @@ FLASH_TARGET void multiply(const TilePanel& panel, const TileVectors& x, float* 
   if constexpr (Count > 1) {
     if (x.count < Count) return multiply<V, Tile, Count - 1>(panel, x, out, out_stride);
   }
-  multiply_tiles<V, Tile, Count>(panel, x.packed, x.columns, out, out_stride);
+  multiply_tiles<V, Tile, Count>(panel, x, out, out_stride);
 }
 
 template <class Tile>
