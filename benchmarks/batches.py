@@ -220,14 +220,14 @@ def ours(
         return Run(name, how, count, case, problem=str(error))
     if used is None and name == ONE_BY_ONE:
         used = selected_share(manifest.spec, report["decode"])
-    bound = None
+    bounds: tuple[float | None, float | None, float | None] = None, None, None
     if used is not None:
         bound = BatchBound.of(manifest.spec, stride_of(options.model), profile, report, used)
+        bounds = bound.seconds, bound.own_seconds, bound.all_seconds
     tokens = report["completion_tokens"]
     return Run(
         name, how, count, case, tokens, report["seconds"], report["bytes_per_token"] * tokens,
-        *((None,) * 3 if bound is None else (bound.seconds, bound.own_seconds, bound.all_seconds)),
-        used,
+        *bounds, used,
     )  # fmt: skip
 
 
