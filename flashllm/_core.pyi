@@ -295,6 +295,66 @@ class Kernels:
         `tiled` rows are as `tile_matrix` left them.
         """
 
+    def matmul_several(
+        self,
+        rows: Sequence[NDArray[np.uint8]],
+        dtype: str,
+        biases: Sequence[NDArray[np.float32] | None],
+        x: NDArray[np.float32],
+        outs: Sequence[NDArray[np.float32]],
+        tiled: bool = False,
+    ) -> None:
+        """`matmul` of matrices of one encoding with the same vectors, each plus its bias [n].
+
+        For one vector all of them are one job of the threads.
+        """
+
+    def apply_experts(
+        self,
+        data: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        dtype: str,
+        has_biases: bool,
+        slope: float,
+        limit: float,
+        up_offset: float,
+        x: NDArray[np.float32],
+        room: NDArray[np.float32],
+        out: NDArray[np.float32],
+        weights: NDArray[np.float32] | None = None,
+        total: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Outputs [experts, d] of experts that begin at bytes of `data`: gate, up and down.
+
+        The bits of `matvec_each`, `gate_rows` and `matvec_each`. Each expert gets its vector of x
+        [experts, d], or the only one; `has_biases` if those of the three lie behind them, in f32.
+        `room` [experts, 2 * neurons] is memory to work in. With `weights` [experts], `total` [d]
+        += each output times its weight, in order.
+        """
+
+    def route(
+        self,
+        rows: NDArray[np.uint8],
+        dtype: str,
+        bias: NDArray[np.float32] | None,
+        choice_bias: NDArray[np.float32] | None,
+        per_token: int,
+        sigmoid: bool,
+        groups: int,
+        groups_kept: int,
+        renormalise: bool,
+        sum_offset: float,
+        weight_scale: float,
+        x: NDArray[np.float32],
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+    ) -> int:
+        """The experts of a token x [d] whose `expert_weights` are not 0, ascending.
+
+        `rows` are a router's, plus its `bias` [experts]. Fills the first of `ids` and `weights`
+        [per_token], and returns how many.
+        """
+
     def tile_rows(self, dtype: str) -> int:
         """Rows of a tile of this encoding; 0 where the instruction set has no tiles of it."""
 
@@ -352,6 +412,34 @@ class Kernels:
 
         Keys and values are [kv_heads, capacity, row]; positions first to end - 1 are seen.
         `sinks` [heads] are scores of no position: they take their share, and bring no value.
+        """
+
+    def attend_projected(
+        self,
+        query: NDArray[np.float32],
+        key: NDArray[np.float32],
+        value: NDArray[np.float32],
+        query_norm: NDArray[np.float32] | None,
+        key_norm: NDArray[np.float32] | None,
+        eps: float,
+        cos: NDArray[np.float32] | None,
+        sin: NDArray[np.float32] | None,
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        first: int,
+        position: int,
+        scale: float,
+        out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
+    ) -> None:
+        """One token's `place_heads`, `write_head_rows` at `position` and `attend`, the same bits.
+
+        `query`, `key` and `value` are as they are projected, [heads * columns] each; `cos` and
+        `sin` [pairs] are those of `position`. Attends to positions `first` to `position`. What is
+        wrong with a row that cannot be encoded begins with "key: " or "value: ".
         """
 
     def attend_each(

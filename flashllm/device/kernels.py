@@ -12,7 +12,7 @@ near the core's, not its bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -73,6 +73,63 @@ class TorchKernels(core.Kernels):
             self._matmul(rows, dtype, x, out)
         else:
             super().matmul(rows, dtype, x, out, tiled)
+
+    def matmul_several(
+        self, rows: Sequence[_Rows], dtype: str, biases: Sequence[_Floats | None], x: _Floats,
+        outs: Sequence[_Floats], tiled: bool = False,
+    ) -> None:  # fmt: skip
+        """`matmul` of matrices of one encoding with the same vectors, each plus its bias [n]."""
+        if not any(map(is_there, rows)):
+            super().matmul_several(rows, dtype, biases, x, outs, tiled)
+            return
+        for matrix, bias, out in zip(rows, biases, outs, strict=True):
+            self.matmul(matrix, dtype, x, out, tiled)
+            if bias is not None:
+                out += bias
+
+    def apply_experts(
+        self, data: _Rows, begins: NDArray[np.int64], dtype: str, has_biases: bool, slope: float,
+        limit: float, up_offset: float, x: _Floats, room: _Floats, out: _Floats,
+        weights: _Floats | None = None, total: _Floats | None = None,
+    ) -> None:  # fmt: skip
+        """Outputs [experts, d] of experts that begin at bytes of `data`: gate, up and down."""
+        gates = slope, limit, up_offset
+        if not is_there(data):
+            where = data, begins, dtype, has_biases
+            super().apply_experts(*where, *gates, x, room, out, weights, total)
+            return
+        neurons, columns = room.shape[1] // 2, x.shape[1]
+        down = 2 * neurons * row_bytes(dtype, columns)
+        behind = down + columns * row_bytes(dtype, neurons)
+        biases = np.zeros((len(begins), 2 * neurons + columns), np.float32)
+        if has_biases:
+            for number, begin in enumerate((begins + behind).tolist()):
+                biases[number] = np.asarray(data[begin : begin + biases[0].nbytes]).view(np.float32)
+        self.matvec_each(data, begins, dtype, x, room)
+        room += biases[:, : 2 * neurons]
+        hidden = np.empty((len(room), neurons), np.float32)
+        core.gate_rows(room[:, :neurons], room[:, neurons:], *gates, hidden)
+        self.matvec_each(data, begins + down, dtype, hidden, out)
+        out += biases[:, 2 * neurons :]
+        if weights is not None and total is not None:
+            self.add_shares(out, weights, np.zeros(len(out), np.int32), total[None])
+
+    def route(
+        self, rows: _Rows, dtype: str, bias: _Floats | None, choice_bias: _Floats | None,
+        per_token: int, sigmoid: bool, groups: int, groups_kept: int, renormalise: bool,
+        sum_offset: float, weight_scale: float, x: _Floats, ids: _Ids, weights: _Floats,
+    ) -> int:  # fmt: skip
+        """The experts of a token whose `expert_weights` are not 0, ascending; how many."""
+        how = per_token, sigmoid, groups, groups_kept, renormalise, sum_offset, weight_scale
+        if not is_there(rows):
+            return super().route(rows, dtype, bias, choice_bias, *how, x, ids, weights)
+        logits = np.empty((1, len(rows) // row_bytes(dtype, len(x))), np.float32)
+        self.matmul_several([rows], dtype, [bias], x[None], [logits])
+        all_weights = np.empty_like(logits)
+        core.expert_weights(logits, choice_bias, *how, all_weights)
+        chosen = np.flatnonzero(all_weights[0])
+        ids[: len(chosen)], weights[: len(chosen)] = chosen, all_weights[0, chosen]
+        return len(chosen)
 
     @_guarded
     def _matmul(self, rows: _Rows, dtype: str, x: _Floats, out: _Floats) -> None:

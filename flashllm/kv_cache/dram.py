@@ -12,6 +12,7 @@ prompt is cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,16 @@ from flashllm.kv_cache.rows import RowWriter, in_order
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
+
+
+class Placing(NamedTuple):
+    """How a token's queries and keys are normed and turned; None where they are not."""
+
+    query_norm: Floats | None  # [head_dim]
+    key_norm: Floats | None  # [head_dim]
+    eps: float
+    cos: Floats | None  # [pairs]
+    sin: Floats | None  # [pairs]
 
 
 class KvCache(SeesEverything):
@@ -103,6 +114,35 @@ class KvCache(SeesEverything):
             self._kernels.attend(queries, *cache, first, end, *rest)
         else:
             self._kernels.attend_many(queries, *cache, tokens, end, window, *rest)
+        return out
+
+    def attend_projected(
+        self,
+        layer: int,
+        projected: Sequence[Floats],
+        placing: Placing,
+        window: int,
+        scale: float,
+        sinks: Floats | None,
+    ) -> Floats:
+        """`append` and `attend` of one token in a layer that is in DRAM: [1, heads * head_dim].
+
+        From its keys, values and queries as they are projected, [1, heads * head_dim] each. The
+        bits are those of one step after another.
+        """
+        position = self.length
+        assert position < self.context
+        key, value, query = projected
+        out = np.empty(query.shape, np.float32)
+        first = max(position + 1 - window, 0) if window else 0
+        keys, values = self._layers[layer]
+        try:
+            self._kernels.attend_projected(
+                query[0], key[0], value[0], *placing, keys, values, self.dtype, self._columns,
+                self._heads, first, position, scale, out[0], sinks,
+            )  # fmt: skip
+        except (OverflowError, ValueError) as error:
+            raise self._writer.named_by_itself(error, layer) from error
         return out
 
     def is_in_dram(self, layer: int) -> bool:

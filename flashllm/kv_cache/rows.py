@@ -62,8 +62,14 @@ class RowWriter:
         except (OverflowError, ValueError) as error:
             raise self._named(error, layer, name) from error
 
+    def named_by_itself(self, error: Exception, layer: int) -> ModelError:
+        """What `attend_projected` could not write: its error begins with key or value."""
+        name, _, what = str(error).partition(": ")
+        assert name in ("key", "value"), error
+        return self._named(type(error)(what), layer, name)
+
     def _named(self, error: Exception, layer: int, name: str) -> ModelError:
-        """What could not be written, and where."""
+        """What could not be written, and where: `name` is key or value."""
         if isinstance(error, OverflowError):
             return ModelError(
                 f"layer {layer}: a {name} of attention is too large for the cache's encoding,"

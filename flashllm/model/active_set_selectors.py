@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ from flashllm.spec import ModelSpec
 Vector = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveSet:
+class ActiveSet(NamedTuple):
     """The bundles that a token needs in a layer, with a weight for the output of each."""
 
     ids: Ids  # ascending

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from flashllm import core
 from flashllm.arrays import Ids
-from flashllm.kv_cache.dram import KvCache
+from flashllm.kv_cache.dram import KvCache, Placing
 from flashllm.kv_cache.protocol import KeysValues
 from flashllm.kv_cache.rows import in_order
 from flashllm.large_arrays import LARGE_ARRAYS, Floats
-from flashllm.model.linear import Linear, Norm
+from flashllm.model.linear import Linear, LinearGroup, Norm
 from flashllm.model.rope import Rotation
 
 
@@ -36,8 +36,8 @@ class Attention:
     """Projections of one layer and the attention between them."""
 
     query: Linear
-    key: Linear
-    value: Linear
+    projections: LinearGroup
+    """Of keys, values and queries."""
     output: Linear
     query_norm: Norm | None
     key_norm: Norm | None
@@ -70,9 +70,13 @@ class Attention:
         one before it is computed; `next_window` is the window of the next layer, None if this is
         the last one. With `rows` only the outputs of these tokens, by number, are computed.
         """
-        key = self._placed(self.key(x), self.key_norm, rotation)
-        value = self._heads(self.value(x))
-        query = self.queries(x, rotation)
+        keys, values, queries = projected = self.projections(x)
+        if len(spans) == 1 and self._is_one_call(layer, spans[0]):
+            mixed = self._attended_at_once(layer, spans[0].cache, projected, rotation)
+            return self.output(mixed)
+        key = self._placed(keys, self.key_norm, rotation)
+        value = self._heads(values)
+        query = self._placed(queries, self.query_norm, rotation)
         if len(spans) > 1:
             mixed = self._mixed(layer, spans, (key, value, query), next_window)
         else:
@@ -80,6 +84,31 @@ class Attention:
                 spans[0].cache.expect(layer + 1, next_window)
             mixed = self._attended(layer, spans[0], key, value, query)
         return self.output(mixed if rows is None else mixed[rows])
+
+    def _is_one_call(self, layer: int, span: Span) -> bool:
+        """Whether the core does all between the projections of a span's token in one call."""
+        cache = span.cache
+        if not span.is_decoded or type(cache) is not KvCache or self.norm_whole:
+            return False
+        return cache.is_in_dram(layer)
+
+    def _attended_at_once(
+        self, layer: int, cache: KeysValues, projected: Sequence[Floats], rotation: Rotation | None
+    ) -> Floats:
+        """Of one token, [1, heads * head_dim], from its projections; appends to its cache."""
+        assert isinstance(cache, KvCache)
+        query_norm, key_norm = self.query_norm, self.key_norm
+        turned = rotation if self.rotated else None
+        placing = Placing(
+            None if query_norm is None else query_norm.weight,
+            None if key_norm is None else key_norm.weight,
+            0.0 if query_norm is None else query_norm.eps,
+            None if turned is None else turned.cos[0],
+            None if turned is None else turned.sin[0],
+        )
+        return cache.attend_projected(
+            layer, projected, placing, self.window, self.scale, self.sinks
+        )
 
     def _attended(
         self, layer: int, span: Span, key: Floats, value: Floats, query: Floats

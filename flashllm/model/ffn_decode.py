@@ -41,6 +41,20 @@ class BundleOutputs(Protocol):
         """
         ...
 
+    def add_outputs(
+        self,
+        layer: int,
+        rows: NDArray[np.uint8],
+        ids: Ids,
+        positions: Ids,
+        x: Vector,
+        gate: Vector | None,
+        weights: Vector | None,
+        out: Vector,
+    ) -> None:
+        """`outputs` of bundles that are all there, and `add`."""
+        ...
+
     def add(
         self,
         rows: NDArray[np.uint8],
@@ -90,7 +104,7 @@ class FeedForwardDecode:
 
     def token(self, layer: int, inputs: LayerInputs) -> Floats:
         """[1, d_model] to [1, d_model]: the active bundles only, each times its weight."""
-        clock, bundles, weights = self._clock, self._bundles, self._weights[layer]
+        clock, weights = self._clock, self._weights[layer]
         clock.switch("predict")
         vector: Vector = np.ascontiguousarray(inputs.ffn)[0]
         out = np.zeros(self._spec.d_model, dtype=np.float32)
@@ -105,10 +119,7 @@ class FeedForwardDecode:
                     prefetcher.after_reads_began(layer, found.reads, inputs.stream)
                 clock.switch("ffn")
                 beside = weights.beside(inputs.ffn)
-            outputs = self._outputs(layer, found, vector, gate)
-            clock.switch("ffn")
-            shares = active.weights_of(found.ids)
-            bundles.add(found.rows, found.ids, found.positions, outputs, shares, out)
+            self._add_round(layer, found, vector, gate, active.weights_of(found.ids), out)
         if is_first:
             beside = weights.beside(inputs.ffn)
         result = out[None]
@@ -116,20 +127,33 @@ class FeedForwardDecode:
             result += beside
         return result
 
-    def _outputs(self, layer: int, found: Round, x: Vector, gate: Vector | None) -> Vector:
-        """Of the bundles of a round, in their order."""
-        of_bundles, rows, outputs = self._bundles.outputs, found.rows, None
+    def _add_round(
+        self,
+        layer: int,
+        found: Round,
+        x: Vector,
+        gate: Vector | None,
+        weights: Vector | None,
+        out: Vector,
+    ) -> None:
+        """Adds the bundles of a round, in their order."""
+        bundles, rows, outputs = self._bundles, found.rows, None
         for part in found.arrivals:
             self._clock.switch("ffn")
             if part is EVERYTHING:
                 ids = found.ids
-                outputs = of_bundles(layer, rows, ids, found.positions, x, _of(gate, ids))
+                where = layer, rows, ids, found.positions
+                bundles.add_outputs(*where, x, _of(gate, ids), weights, out)
                 continue
             if outputs is None:
-                outputs = self._bundles.room(len(found.ids))
+                outputs = bundles.room(len(found.ids))
             ids = found.ids[part]
-            outputs[part] = of_bundles(layer, rows, ids, found.positions[part], x, _of(gate, ids))
-        return self._bundles.room(0) if outputs is None else outputs
+            outputs[part] = bundles.outputs(
+                layer, rows, ids, found.positions[part], x, _of(gate, ids)
+            )
+        self._clock.switch("ffn")
+        if outputs is not None:
+            bundles.add(rows, found.ids, found.positions, outputs, weights, out)
 
     def active_set(self, layer: int, inputs: LayerInputs) -> tuple[ActiveSet, Vector | None]:
         """The active set of a token in a layer, and its resident gate's outputs [d_ffn], if any."""

@@ -71,14 +71,10 @@ class Experts:
         gate: Floats | None,  # noqa: ARG002
     ) -> Floats:
         """Outputs [n, d_model] of experts, at `positions` of `rows`, for `x` [d_model]."""
-        dtype, neurons = self._spec.dtype, self._neurons
         if self._may_be_silent and self._rows is not None:
             hidden = self._without_silent(self._rows, rows, positions, x)
             return self._through_down(rows, positions, hidden)
-        both = np.empty((len(positions), 2 * neurons), dtype=np.float32)
-        # In one call: less waiting for threads.
-        self._kernels.matvec_each(rows, self._begins(positions), dtype, x[None], both)
-        return self._finished(rows, positions, both)
+        return self.of_pairs(rows, positions, x[None])
 
     def _without_silent(
         self, where: Stride, rows: NDArray[np.uint8], positions: Ids, x: Floats
@@ -111,6 +107,24 @@ class Experts:
         """The first bytes of the experts at `positions`."""
         return positions.astype(np.int64) * self.stride
 
+    def add_outputs(
+        self,
+        layer: int,
+        rows: NDArray[np.uint8],
+        ids: Ids,
+        positions: Ids,
+        x: Floats,
+        gate: Floats | None,
+        weights: Floats | None,
+        out: Floats,
+    ) -> None:
+        """`outputs` of experts, and `add`."""
+        if self._spec.activation == "silu":
+            self._apply(rows, positions, x[None], weights, out)
+            return
+        outputs = self.outputs(layer, rows, ids, positions, x, gate)
+        self.add(rows, ids, positions, outputs, weights, out)
+
     def add(
         self,
         rows: NDArray[np.uint8],  # noqa: ARG002
@@ -126,22 +140,37 @@ class Experts:
         self.add_shares(outputs, weights, one_token, out[None])
 
     def of_pairs(self, rows: NDArray[np.uint8], positions: Ids, x: Floats) -> Floats:
-        """Outputs of pairs of an expert and a token, [pairs, d_model] to the same, in two calls.
+        """Outputs of pairs of an expert and a token, [pairs, d_model] to the same.
 
-        Pair i is the expert at `positions[i]` with token `x[i]`.
+        Pair i is the expert at `positions[i]` with token `x[i]`, or with the only one.
         """
+        if self._spec.activation == "silu":
+            return self._apply(rows, positions, x)
         both = LARGE_ARRAYS.empty(len(positions), 2 * self._neurons)
         self._kernels.matvec_each(rows, self._begins(positions), self._spec.dtype, x, both)
-        return self._finished(rows, positions, both)
-
-    def _finished(self, rows: NDArray[np.uint8], positions: Ids, both: Floats) -> Floats:
-        """From gate and up of experts, [n, 2 * neurons] without biases, to outputs [n, d_model]."""
         biases = self._biases(rows, positions)
         if biases is not None:
             both += biases[:, : 2 * self._neurons]
         out = self._through_down(rows, positions, self._gated(both))
         if biases is not None:
             out += biases[:, 2 * self._neurons :]
+        return out
+
+    def _apply(
+        self,
+        rows: NDArray[np.uint8],
+        positions: Ids,
+        x: Floats,
+        weights: Floats | None = None,
+        total: Floats | None = None,
+    ) -> Floats:
+        """`of_pairs` in one call; with `weights` [pairs] also added to `total` [d_model]."""
+        count, gates = len(positions), self._gates
+        room, out = LARGE_ARRAYS.empty(count, 2 * self._neurons), self.room(count)
+        self._kernels.apply_experts(
+            rows, self._begins(positions), self._spec.dtype, self._bias_bytes > 0, gates.slope,
+            gates.limit, gates.up_offset, x, room, out, weights, total,
+        )  # fmt: skip
         return out
 
     def of_tokens(self, rows: NDArray[np.uint8], position: int, x: Floats) -> Floats:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.attention import Attention
-from flashllm.model.linear import Linear, Norm
+from flashllm.model.linear import Linear, LinearGroup, Norm
 from flashllm.model.neurons import FeedForwardWeights
 from flashllm.model.products import Products
 from flashllm.model.resident_ffn import ResidentFfn, SharedExpert
@@ -45,8 +45,7 @@ class ResidentParts:
             attention_norm=self.norm(f"{name}.attn_norm"),
             attention=Attention(
                 query=query,
-                key=key,
-                value=value,
+                projections=LinearGroup.of(key, value, query),
                 output=output,
                 query_norm=self._head_norm(f"{name}.attn.q_norm"),
                 key_norm=self._head_norm(f"{name}.attn.k_norm"),
@@ -88,7 +87,7 @@ class ResidentParts:
 
     def _resident_ffn(self, name: str) -> ResidentFfn:
         gate, up, down = (self.linear(f"{name}.{part}") for part in ("gate", "up", "down"))
-        return ResidentFfn(self.spec, gate, up, down)
+        return ResidentFfn(self.spec, LinearGroup.of(gate, up), down)
 
     def linear(self, name: str, bias_of: str | None = None) -> Linear:
         """A matrix with its bias, or with the bias of `bias_of`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flashllm.large_arrays import Floats
 
@@ -11,8 +10,7 @@ Reads = Literal["ffn", "stream", "block"]
 """Which of these inputs something reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerInputs:
+class LayerInputs(NamedTuple):
     """The same tokens at three points of a block, each [tokens, d_model]."""
 
     ffn: Floats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,10 +30,30 @@ class Linear:
 
     def __call__(self, x: Floats) -> Floats:
         """[tokens, in] to [tokens, out], in f32."""
-        out = self.products.with_matrix(self.weight, x)
-        if self.bias is not None:
-            out += self.bias
-        return out
+        return self.products.with_matrices([self.weight], [self.bias], x)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearGroup:
+    """Layers that take the same input: computed in one call of the core where they are alike."""
+
+    layers: Sequence[Linear]
+    weights: Sequence[RawTensor]
+    """Of all of them where their matrices are alike; else none."""
+    biases: Sequence[Floats | None]
+
+    @classmethod
+    def of(cls, *layers: Linear) -> LinearGroup:
+        """These layers, in this order."""
+        kinds = {(layer.weight.dtype, layer.weight.is_tiled) for layer in layers}
+        weights = [layer.weight for layer in layers] if len(kinds) == 1 else []
+        return cls(layers, weights, [layer.bias for layer in layers])
+
+    def __call__(self, x: Floats) -> list[Floats]:
+        """[tokens, in] to [tokens, out] of each, in f32."""
+        if not self.weights:
+            return [layer(x) for layer in self.layers]
+        return self.layers[0].products.with_matrices(self.weights, self.biases, x)
 
 
 @dataclass(frozen=True, slots=True)

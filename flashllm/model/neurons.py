@@ -120,6 +120,21 @@ class Neurons:
             dots += bias.take(ids)
         return dots
 
+    def add_outputs(
+        self,
+        layer: int,
+        rows: NDArray[np.uint8],
+        ids: Ids,
+        positions: Ids,
+        x: Floats,
+        gate: Floats | None,
+        weights: Floats | None,
+        out: Floats,
+    ) -> None:
+        """`outputs` of neurons, and `add`."""
+        outputs = self.outputs(layer, rows, ids, positions, x, gate)
+        self.add(rows, ids, positions, outputs, weights, out)
+
     def add(
         self,
         rows: NDArray[np.uint8],

@@ -6,6 +6,8 @@ cached prefix may end anywhere in it (`kv_cache.context_tokens`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,12 +28,19 @@ class Products:
         self._spec = spec
         self._kernels = kernels
 
-    def with_matrix(self, weight: RawTensor, x: Floats) -> Floats:
-        """`x @ weight.T` of an encoded weight [out, in]: [tokens, in] to [tokens, out]."""
-        out = LARGE_ARRAYS.empty(x.shape[0], weight.shape[0])
+    def with_matrices(
+        self, weights: Sequence[RawTensor], biases: Sequence[Floats | None], x: Floats
+    ) -> list[Floats]:
+        """`x @ weight.T + bias` of encoded weights [out, in]: [tokens, in] to [tokens, out] each.
+
+        They are of one encoding, all in tiles or none.
+        """
+        one = weights[0]
+        outs = [LARGE_ARRAYS.empty(x.shape[0], weight.shape[0]) for weight in weights]
+        rows = [weight.raw for weight in weights]
         vectors = np.ascontiguousarray(x)
-        self._kernels.matmul(weight.raw, weight.dtype, vectors, out, weight.is_tiled)
-        return out
+        self._kernels.matmul_several(rows, one.dtype, biases, vectors, outs, one.is_tiled)
+        return outs
 
     def with_rows(self, block: Block, row: int, x: Floats) -> Floats:
         """`x` times row number `row` of each bundle: [tokens, d_model] to [tokens, bundles]."""

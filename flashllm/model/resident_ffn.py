@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flashllm.large_arrays import Floats
 from flashllm.model.activations import Gates, activate_times, sigmoid
-from flashllm.model.linear import Linear
+from flashllm.model.linear import Linear, LinearGroup
 from flashllm.spec import ModelSpec
 
 
@@ -18,13 +18,12 @@ class ResidentFfn:
     """Computes `down(activation(gate(x)) * up(x))`."""
 
     spec: ModelSpec
-    gate: Linear
-    up: Linear
+    gate_up: LinearGroup
     down: Linear
 
     def __call__(self, x: Floats) -> Floats:
         """[tokens, d_model] to [tokens, d_model]."""
-        gate, up = self.gate(x), self.up(x)
+        gate, up = self.gate_up(x)
         hidden = activate_times(self.spec, gate, up, Gates())
         return self.down(hidden)
 

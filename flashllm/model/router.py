@@ -42,9 +42,17 @@ class SelectRouted:
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
         """The chosen experts; layers are counted from the first that has any."""
-        weights = self.weights(layer, x[None])[0]
-        ids = weights.nonzero()[0].astype(np.int32)
-        return ActiveSet(ids, weights[ids])
+        if self.observer is not None:
+            every = self.weights(layer, x[None])[0]
+            chosen = every.nonzero()[0].astype(np.int32)
+            return ActiveSet(chosen, every[chosen])
+        router, most = self._routers[layer], self._experts.per_token
+        ids, weights = np.empty(most, np.int32), np.empty(most, np.float32)
+        count = self._kernels.route(
+            router.raw, router.dtype, self._biases[layer], self._choice_biases[layer],
+            *routing(self._experts), x, ids, weights,
+        )  # fmt: skip
+        return ActiveSet(ids[:count], weights[:count])
 
     def select_each(self, layer: int, x: Vector, gate: Vector | None) -> ActiveMask:  # noqa: ARG002
         """Those of each token."""
@@ -77,14 +85,18 @@ class SelectRouted:
         return logits
 
 
+def routing(experts: MoeSpec) -> tuple[int, bool, int, int, bool, float, float]:
+    """How the core is to choose experts and to weigh them."""
+    return (
+        experts.per_token, experts.score == "sigmoid", experts.groups, experts.groups_kept,
+        experts.renormalise, experts.sum_offset, experts.weight_scale,
+    )  # fmt: skip
+
+
 def routed(experts: MoeSpec, logits: Vector, choice_bias: Vector | None = None) -> Vector:
     """The weights [tokens, n_experts] that a router's logits give, zero where not chosen."""
     weights = np.empty_like(logits)
-    core.expert_weights(
-        logits, choice_bias, experts.per_token, experts.score == "sigmoid", experts.groups,
-        experts.groups_kept, experts.renormalise, experts.sum_offset, experts.weight_scale,
-        weights,
-    )  # fmt: skip
+    core.expert_weights(logits, choice_bias, *routing(experts), weights)
     return weights
 
 

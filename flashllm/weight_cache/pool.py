@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,7 @@ EVERYTHING = slice(None)
 Marks = tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCounts:
+class ReadCounts(NamedTuple):
     """How many bundles of a round were read, and how many of them early."""
 
     loaded: int = 0
@@ -32,8 +30,7 @@ class ReadCounts:
     prefetched_used: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """Bundles of one layer that are in memory together, or being read."""
 
     ids: Ids  # ascending

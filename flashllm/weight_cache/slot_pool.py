@@ -544,6 +544,8 @@ class SlotPool:
             raise
 
     def _wait(self, layer: int, fetch: Fetch) -> None:
+        if not fetch.tickets:
+            return
         tickets, fetch.tickets = fetch.tickets, []
         try:
             self._arrive(layer, tickets)

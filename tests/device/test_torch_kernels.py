@@ -104,6 +104,10 @@ def test_products_are_the_cores(
         begins = np.array([0, 2, 1, 30, 9], np.int64) * nbytes
         kernels.matvec_each(own_matrix, begins, dtype, x, out[5])
         kernels.matvec_each(own_matrix, begins[:2], dtype, x[:1], out[6])
+        several = [np.zeros((5, ROWS), np.float32), np.zeros((5, ROWS), np.float32)]
+        bias = weights[2]
+        kernels.matmul_several([own_matrix] * 2, dtype, [None, bias], x, several)
+        out += several
         sums = [start[0].copy(), start.copy(), start.copy()]
         blocks = np.array([3, 4, 7], np.int32)
         kernels.weighted_sum_rows(*where, weights[0, :7].copy(), blocks, sums[0])

@@ -18,7 +18,7 @@ from flashllm.kv_cache.dram import KvCache
 from flashllm.large_arrays import Floats
 from flashllm.model.attention import Attention, Span
 from flashllm.model.decoder import Decoder
-from flashllm.model.linear import Linear, Norm
+from flashllm.model.linear import Linear, LinearGroup, Norm
 from flashllm.model.products import Products
 from flashllm.model.rope import Positions
 from flashllm.options import KV_DTYPES, KvDType
@@ -133,8 +133,9 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
 
     query, key, value, output = (linear(width) for width in (960, 480, 480, 960))
     attention = Attention(
-        query, key, value, output, query_norm=norm, key_norm=norm, norm_whole=False,
-        head_dim=80, scale=80**-0.5, window=window, rotated=True, kernels=kernels, sinks=None,
+        query, LinearGroup.of(key, value, query), output, query_norm=norm, key_norm=norm,
+        norm_whole=False, head_dim=80, scale=80**-0.5, window=window, rotated=True,
+        kernels=kernels, sinks=None,
     )  # fmt: skip
     x = generator.standard_normal((40, 960), np.float32)
     found = []

@@ -25,10 +25,12 @@ def test_a_matrix_times_tokens(dtype: str, tokens: int) -> None:
     weight = generator.standard_normal((ROWS, COLUMNS)).astype(np.float32)
     raw = RawTensor(encode(weight, dtype), dtype, weight.shape)
     x = generator.standard_normal((tokens, COLUMNS)).astype(np.float32)
-    found = Products(SPEC, core.Kernels(), 1).with_matrix(raw, x)
+    bias = generator.standard_normal(ROWS).astype(np.float32)
+    found, moved = Products(SPEC, core.Kernels(), 1).with_matrices([raw, raw], [None, bias], x)
     read = np.stack([rounded_input(one, dtype) for one in x])
     expected = read.astype(np.float64) @ raw.floats().astype(np.float64).T
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    assert np.array_equal(moved, found + bias)
 
 
 def bundles_of(dtype: str, count: int) -> tuple[np.ndarray, Block]:

@@ -1,5 +1,5 @@
-// What knows Python, with binding_tokens.cpp: types in, types out, the interpreter's lock released
-// meanwhile. No logic: what is checked is checked by the library.
+// What knows Python, with binding_attention.cpp and binding_tokens.cpp: types in, types out, the
+// interpreter's lock released meanwhile. No logic: what is checked is checked by the library.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention.h"
 #include "binding_arrays.h"
 #include "buffer.h"
 #include "crc32c.h"
@@ -305,113 +304,6 @@ nb::class_<Kernels> define_kernels(nb::module_& m) {
           "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
           "weights"_a.noconvert(), "block_ends"_a.noconvert(), "out"_a.noconvert(), Released())
       .def(
-          "attend",
-          [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
-             const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
-             int64_t kv_heads, int64_t first, int64_t end, float scale, const Array<float>& out,
-             const Optional<const float>& sinks) {
-            self.attend({view(query),
-                         view(keys),
-                         view(values),
-                         {parse_dtype(dtype), columns, kv_heads},
-                         {first, end},
-                         scale,
-                         view(out),
-                         view(sinks)});
-          },
-          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
-          "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(),
-          "sinks"_a.noconvert() = nb::none(), Released())
-      .def(
-          "attend_each",
-          [](Kernels& self, const Rectangle<const float>& query,
-             const std::vector<Array<const uint8_t>>& keys,
-             const std::vector<Array<const uint8_t>>& values, const std::string& dtype,
-             int64_t columns, int64_t kv_heads, const Array<const int64_t>& ends, int64_t window,
-             float scale, const Rectangle<float>& out, const Optional<const float>& sinks) {
-            self.attend_each({matrix(query),
-                              views(keys),
-                              views(values),
-                              {parse_dtype(dtype), columns, kv_heads},
-                              view(ends),
-                              window,
-                              scale,
-                              matrix(out),
-                              view(sinks)});
-          },
-          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
-          "columns"_a, "kv_heads"_a, "ends"_a.noconvert(), "window"_a, "scale"_a,
-          "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
-      .def(
-          "attend_many",
-          [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
-             const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
-             int64_t kv_heads, int64_t tokens, int64_t end, int64_t window, float scale,
-             const Array<float>& out, const Optional<const float>& sinks) {
-            self.attend_many({view(query),
-                              view(keys),
-                              view(values),
-                              {parse_dtype(dtype), columns, kv_heads},
-                              tokens,
-                              end,
-                              window,
-                              scale,
-                              view(out),
-                              view(sinks)});
-          },
-          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
-          "columns"_a, "kv_heads"_a, "tokens"_a, "end"_a, "window"_a, "scale"_a,
-          "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
-      .def(
-          "attend_runs",
-          [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
-             const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
-             const Rectangle<const int64_t>& runs, const Array<const int32_t>& run_ends,
-             float scale, const Array<float>& out, const Optional<const float>& sinks) {
-            self.attend_runs({view(query), view(keys), view(values), parse_dtype(dtype), columns,
-                              matrix(runs), view(run_ends), scale, view(out), view(sinks)});
-          },
-          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
-          "columns"_a, "runs"_a.noconvert(), "run_ends"_a.noconvert(), "scale"_a,
-          "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
-      .def(
-          "attend_many_runs",
-          [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
-             const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
-             const Rectangle<const int64_t>& runs, const Array<const int32_t>& run_ends,
-             int64_t tokens, int64_t window, float scale, const Array<float>& out,
-             const Optional<const float>& sinks) {
-            self.attend_many_runs(
-                {{view(query), view(keys), view(values), parse_dtype(dtype), columns, matrix(runs),
-                  view(run_ends), scale, view(out), view(sinks)},
-                 tokens,
-                 window});
-          },
-          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
-          "columns"_a, "runs"_a.noconvert(), "run_ends"_a.noconvert(), "tokens"_a, "window"_a,
-          "scale"_a, "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
-      .def(
-          "write_head_rows",
-          [](Kernels& self, const Array<const float>& values, const std::string& dtype,
-             int64_t columns, int64_t kv_heads, int64_t position, const Array<uint8_t>& cache) {
-            self.write_head_rows({parse_dtype(dtype), columns, kv_heads}, view(values), position,
-                                 view(cache));
-          },
-          "values"_a.noconvert(), "dtype"_a, "columns"_a, "kv_heads"_a, "position"_a,
-          "cache"_a.noconvert(), Released())
-      .def(
-          "write_head_rows_each",
-          [](Kernels& self, const Rectangle<const float>& values, const std::string& dtype,
-             int64_t columns, int64_t kv_heads, const Array<const int64_t>& positions,
-             const std::vector<Array<uint8_t>>& caches) {
-            self.write_head_rows_each({matrix(values),
-                                       {parse_dtype(dtype), columns, kv_heads},
-                                       view(positions),
-                                       views(caches)});
-          },
-          "values"_a.noconvert(), "dtype"_a, "columns"_a, "kv_heads"_a, "positions"_a.noconvert(),
-          "caches"_a.noconvert(), Released())
-      .def(
           "encode_rows",
           [](Kernels& self, const Array<const float>& values, int64_t columns,
              const std::string& dtype, const Array<uint8_t>& out) {
@@ -520,6 +412,7 @@ NB_MODULE(_core, m) {
   nb::exception<ChecksumError>(m, "ChecksumError", PyExc_RuntimeError);
   define_reading(m);
   nb::class_<Kernels> kernels = define_kernels(m);
+  define_attention(kernels);
   define_token_rows(m, kernels);
   define_slots(m);
   m.def(

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -53,7 +54,10 @@ Matrix<T> matrix(const std::optional<Rectangle<T>>& array) {
   return array ? matrix(*array) : Matrix<T>{nullptr, 0, 0};
 }
 
-// What lies between products: binding_tokens.cpp.
+// Of keys and values: binding_attention.cpp.
+void define_attention(nb::class_<Kernels>& kernels);
+
+// What lies between a token's products, and those that go together: binding_tokens.cpp.
 void define_token_rows(nb::module_& m, nb::class_<Kernels>& kernels);
 
 }  // namespace flash_core

@@ -1,4 +1,5 @@
-// Rows of tokens and routing for Python: types in, types out, as in binding.cpp.
+// What a token takes besides attention and bundles, for Python: types in, types out, as in
+// binding.cpp.
 #include <stdexcept>
 #include <string>
 
@@ -40,6 +41,60 @@ void gates(const Rows2& gate, const std::optional<Rows2>& up, float slope, float
 
 void define_token_rows(nb::module_& m, nb::class_<Kernels>& kernels) {
   kernels
+      .def(
+          "matmul_several",
+          [](Kernels& self, const std::vector<Array<const uint8_t>>& rows, const std::string& dtype,
+             const std::vector<Optional<const float>>& biases, const Rectangle<const float>& x,
+             const std::vector<Rectangle<float>>& outs, bool tiled) {
+            if (biases.size() != rows.size() || outs.size() != rows.size()) {
+              throw std::invalid_argument(std::to_string(biases.size()) + " biases and " +
+                                          std::to_string(outs.size()) + " outs for " +
+                                          std::to_string(rows.size()) + " matrices");
+            }
+            std::vector<SharedProduct> products;
+            for (size_t i = 0; i < rows.size(); ++i) {
+              products.push_back({view(rows[i]), view(biases[i]), matrix(outs[i])});
+            }
+            const nb::gil_scoped_release released;
+            self.matmul_several(products, parse_dtype(dtype), matrix(x), tiled);
+          },
+          "rows"_a.noconvert(), "dtype"_a, "biases"_a.noconvert(), "x"_a.noconvert(),
+          "outs"_a.noconvert(), "tiled"_a = false)
+      .def(
+          "apply_experts",
+          [](Kernels& self, const Array<const uint8_t>& data, const Array<const int64_t>& begins,
+             const std::string& dtype, bool has_biases, float slope, float limit, float up_offset,
+             const Rectangle<const float>& x, const Rectangle<float>& room,
+             const Rectangle<float>& out, const Optional<const float>& weights,
+             const Optional<float>& total) {
+            self.apply_experts({view(data), view(begins), parse_dtype(dtype), has_biases, slope,
+                                limit, up_offset, matrix(x), matrix(room), matrix(out),
+                                view(weights), view(total)});
+          },
+          "data"_a.noconvert(), "begins"_a.noconvert(), "dtype"_a, "has_biases"_a, "slope"_a,
+          "limit"_a, "up_offset"_a, "x"_a.noconvert(), "room"_a.noconvert(), "out"_a.noconvert(),
+          "weights"_a.noconvert() = nb::none(), "total"_a.noconvert() = nb::none(), Released())
+      .def(
+          "route",
+          [](Kernels& self, const Array<const uint8_t>& rows, const std::string& dtype,
+             const Optional<const float>& bias, const Optional<const float>& choice_bias,
+             int64_t per_token, bool sigmoid, int64_t groups, int64_t groups_kept, bool renormalise,
+             float sum_offset, float weight_scale, const Array<const float>& x,
+             const Array<int32_t>& ids, const Array<float>& weights) {
+            return self.route(
+                {view(rows),
+                 parse_dtype(dtype),
+                 view(bias),
+                 view(choice_bias),
+                 {per_token, sigmoid, groups, groups_kept, renormalise, sum_offset, weight_scale},
+                 view(x),
+                 view(ids),
+                 view(weights)});
+          },
+          "rows"_a.noconvert(), "dtype"_a, "bias"_a.noconvert().none(),
+          "choice_bias"_a.noconvert().none(), "per_token"_a, "sigmoid"_a, "groups"_a,
+          "groups_kept"_a, "renormalise"_a, "sum_offset"_a, "weight_scale"_a, "x"_a.noconvert(),
+          "ids"_a.noconvert(), "weights"_a.noconvert(), Released())
       .def(
           "norm_rows",
           [](Kernels& self, const Rectangle<const float>& x, const Optional<const float>& weight,

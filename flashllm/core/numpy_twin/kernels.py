@@ -17,8 +17,14 @@ from flashllm.core.numpy_twin import rows as numpy_rows
 from flashllm.core.numpy_twin.arguments import require_array
 from flashllm.core.numpy_twin.bundle_checks import ChecksumError
 from flashllm.core.numpy_twin.checksums import bundle_checksums, crc32c
+from flashllm.core.numpy_twin.matrix_kernels import (
+    DECODED_ROWS,
+    MatrixKernels,
+    check_vectors,
+    no_tiles,
+)
 from flashllm.core.numpy_twin.memory import row_read_ns, row_starts, stream_read_ns
-from flashllm.core.numpy_twin.reader import Buffer, Reader, check_threads
+from flashllm.core.numpy_twin.reader import Buffer, Reader
 from flashllm.core.numpy_twin.routing import expert_weights
 from flashllm.core.numpy_twin.rows import row_bytes
 from flashllm.core.numpy_twin.selection import ids_above, keys_above, run_ends, true_columns
@@ -48,7 +54,6 @@ __all__ = [
 ]
 
 NAME = "numpy"
-_DECODED_ROWS = 1024  # rows decoded at a time: bounds the memory of a product of many rows
 
 
 def available_isas() -> list[str]:
@@ -56,75 +61,8 @@ def available_isas() -> list[str]:
     return ["numpy"]
 
 
-class Kernels:
+class Kernels(MatrixKernels):
     """Products of encoded rows. `threads` is kept for its twin's sake; everything runs on one."""
-
-    def __init__(self, threads: int = 1, isa: str | None = None, fast: bool = False) -> None:
-        check_threads(threads)
-        if isa not in (None, "numpy"):
-            raise ValueError(f"isa is {isa!r}; available: numpy")
-        self.threads = threads
-        self.isa = "numpy"
-        self.fast = fast
-        self._closed = False
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError("the kernels are closed")
-
-    def close(self) -> None:
-        """Later calls raise ValueError."""
-        self._closed = True
-
-    @unwarned
-    def matvec(
-        self,
-        rows: NDArray[np.uint8],
-        dtype: str,
-        x: NDArray[np.float32],
-        out: NDArray[np.float32],
-    ) -> None:
-        """Product out [n] = rows [n, d] @ x [d]."""
-        self._check_open()
-        require_array("rows", rows, np.uint8)
-        require_array("x", x, np.float32)
-        require_array("out", out, np.float32, writable=True)
-        nbytes = row_bytes(dtype, len(x))
-        if len(rows) != len(out) * nbytes:
-            raise ValueError(
-                f"rows has {len(rows)} bytes; {len(out)} rows of {nbytes} were expected"
-            )
-        encoded = rows.reshape(len(out), nbytes)
-        for first in range(0, len(out), _DECODED_ROWS):
-            part = encoded[first : first + _DECODED_ROWS]
-            out[first : first + _DECODED_ROWS] = numpy_rows.dots(part, dtype, x, self.fast)
-
-    def matvec_each(
-        self,
-        data: NDArray[np.uint8],
-        begins: NDArray[np.int64],
-        dtype: str,
-        x: NDArray[np.float32],
-        out: NDArray[np.float32],
-    ) -> None:
-        """`matvec` of matrices that begin at bytes of `data`, each with its vector or the one."""
-        self._check_open()
-        require_array("data", data, np.uint8)
-        require_array("begins", begins, np.int64)
-        require_array("x", x, np.float32, dimensions=2)
-        require_array("out", out, np.float32, writable=True, dimensions=2)
-        for name, count in (("out", len(out)), ("x", len(begins) if len(x) == 1 else len(x))):
-            if count != len(begins):
-                raise ValueError(f"{name} has {count} values for {len(begins)} ids")
-        nbytes = row_bytes(dtype, x.shape[1]) * out.shape[1]
-        for begin in begins.tolist():
-            if begin < 0:
-                raise IndexError(f"begin is negative: {begin}")
-            if begin + nbytes > len(data):
-                raise IndexError(f"{nbytes} bytes from {begin} on are beyond {len(data)}")
-        for number, begin in enumerate(begins.tolist()):
-            vector = x[0 if len(x) == 1 else number]
-            self.matvec(data[begin : begin + nbytes], dtype, vector, out[number])
 
     @unwarned
     def dot_rows(
@@ -232,45 +170,6 @@ class Kernels:
                 ends.astype(np.int32), vector,
             )  # fmt: skip
 
-    def matmul(
-        self,
-        rows: NDArray[np.uint8],
-        dtype: str,
-        x: NDArray[np.float32],
-        out: NDArray[np.float32],
-        tiled: bool = False,
-    ) -> None:
-        """Out [vectors, n] = x [vectors, d] @ rows [n, d].T, `matvec` of each vector."""
-        self._check_open()
-        if tiled:
-            raise _no_tiles(dtype)
-        require_array("rows", rows, np.uint8)
-        _check_vectors("x", x, "out", out)
-        nbytes = row_bytes(dtype, x.shape[1])
-        if len(rows) != out.shape[1] * nbytes:
-            raise ValueError(
-                f"rows has {len(rows)} bytes; {out.shape[1]} rows of {nbytes} were expected"
-            )
-        for vector, products in zip(x, out, strict=True):
-            self.matvec(rows, dtype, vector, products)
-
-    def tile_rows(self, dtype: str) -> int:
-        """0: rows stay as they are."""
-        self._check_open()
-        row_bytes(dtype, 1)
-        return 0
-
-    def tile_matrix(self, rows: NDArray[np.uint8], dtype: str, columns: int) -> bool:
-        """False: rows stay as they are."""
-        self._check_open()
-        require_array("rows", rows, np.uint8)
-        nbytes = row_bytes(dtype, columns)
-        if len(rows) % nbytes:
-            raise ValueError(
-                f"rows has {len(rows)} bytes, which is no whole number of rows of {nbytes}"
-            )
-        return False
-
     def dot_rows_all(
         self,
         rows: NDArray[np.uint8],
@@ -283,7 +182,7 @@ class Kernels:
     ) -> None:
         """`dot_rows` of the same ids for each vector of x [vectors, d]; out [vectors, ids]."""
         self._check_open()
-        _check_vectors("x", x, "out", out)
+        check_vectors("x", x, "out", out)
         _check_ids("out", out, ids)
         row_starts(rows, row_stride, row_offset, row_bytes(dtype, x.shape[1]), ids)
         for vector, products in zip(x, out, strict=True):
@@ -302,7 +201,7 @@ class Kernels:
     ) -> None:
         """`weighted_sum_rows` of the same ids for each vector of out [vectors, d]."""
         self._check_open()
-        _check_vectors("weights", weights, "out", out)
+        check_vectors("weights", weights, "out", out)
         _check_ids("weights", weights, ids)
         row_starts(rows, row_stride, row_offset, row_bytes(dtype, out.shape[1]), ids)
         _runs("block_ends", block_ends, len(ids))
@@ -332,6 +231,40 @@ class Kernels:
         self._check_open()
         cache = attention.HeadRows(dtype, columns, kv_heads)
         attention.attend(query, keys, values, cache, (first, end), scale, out, sinks)
+
+    def attend_projected(
+        self,
+        query: NDArray[np.float32],
+        key: NDArray[np.float32],
+        value: NDArray[np.float32],
+        query_norm: NDArray[np.float32] | None,
+        key_norm: NDArray[np.float32] | None,
+        eps: float,
+        cos: NDArray[np.float32] | None,
+        sin: NDArray[np.float32] | None,
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        first: int,
+        position: int,
+        scale: float,
+        out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
+    ) -> None:
+        """One token's `place_heads`, `write_head_rows` and `attend`."""
+        turned_by = [None if of is None else of[None] for of in (cos, sin)]
+        placed = [np.empty_like(one) for one in (query, key)]
+        for one, norm, to in zip((query, key), (query_norm, key_norm), placed, strict=True):
+            self.place_heads(one[None], columns, norm, eps, turned_by[0], turned_by[1], to)
+        for name, rows, cache in (("key", placed[1], keys), ("value", value, values)):
+            try:
+                self.write_head_rows(rows, dtype, columns, kv_heads, position, cache)
+            except (OverflowError, ValueError) as error:
+                raise type(error)(f"{name}: {error}") from error
+        seen = first, position + 1
+        self.attend(placed[0], keys, values, dtype, columns, kv_heads, *seen, scale, out, sinks)
 
     @unwarned
     def attend_each(
@@ -505,8 +438,8 @@ class Kernels:
                 f"columns and {nbytes} bytes were expected"
             )
         rows, encoded = values.reshape(count, columns), out.reshape(count, nbytes)
-        for first in range(0, count, _DECODED_ROWS):
-            part = slice(first, first + _DECODED_ROWS)
+        for first in range(0, count, DECODED_ROWS):
+            part = slice(first, first + DECODED_ROWS)
             encoded[part] = numpy_rows.encode(rows[part], dtype, first)
 
     @unwarned
@@ -533,7 +466,7 @@ class Kernels:
     def decode_tiles(self, rows: object, dtype: str, *rest: object) -> None:  # noqa: ARG002
         """Refused: `tile_matrix` makes none."""
         self._check_open()
-        raise _no_tiles(dtype)
+        raise no_tiles(dtype)
 
     def copy_rows(
         self,
@@ -552,20 +485,6 @@ class Kernels:
         ends = row_starts(to, row_bytes, 0, row_bytes, to_ids)
         for begin, end in zip(begins, ends, strict=True):
             to[end : end + row_bytes] = rows[begin : begin + row_bytes]
-
-
-def _no_tiles(dtype: str) -> ValueError:
-    return ValueError(f"{dtype}: there are no tiles of numpy")
-
-
-def _check_vectors(
-    name: str, values: NDArray[np.float32], result: str, out: NDArray[np.float32]
-) -> None:
-    """A row of `values` and one of `out` for each vector."""
-    require_array(name, values, np.float32, dimensions=2)
-    require_array(result, out, np.float32, writable=True, dimensions=2)
-    if len(values) != len(out):
-        raise ValueError(f"{name} has {len(values)} rows and {result} {len(out)}: one a vector")
 
 
 def _check_ids(name: str, values: NDArray[np.float32], ids: NDArray[np.int32]) -> None:

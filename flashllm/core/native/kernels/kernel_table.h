@@ -114,6 +114,10 @@ struct TileVectors {
 // At most so many vectors are multiplied with rows as they lie, one after the other.
 constexpr size_t kMostByDots = 4;
 
+// Tiles that are multiplied by turns where they come from memory: from one place alone it gives
+// less than from several.
+constexpr size_t kTilesApart = 4;
+
 // A packed tile has steps(columns) pieces of each of its rows, or vectors. Rows that are not there,
 // and vectors, hold anything.
 struct ProductKernel {
@@ -131,6 +135,9 @@ struct ProductKernel {
   void (*pack_vector)(const DotInput& x, size_t member, size_t members, uint8_t* to);
   // out[v * out_stride + r] has the bits of the dot of row r of the panel with vector v.
   void (*multiply)(const TilePanel& panel, const TileVectors& x, float* out, size_t out_stride);
+  // The same of whole tiles in several places with one vector; only where a tile keeps bytes.
+  void (*multiply_apart)(const std::array<const uint8_t*, kTilesApart>& tiles, const TileVectors& x,
+                         const std::array<float*, kTilesApart>& out);
 };
 
 // Weighted sums of the decoded rows of a block, at most so many, for several vectors.

@@ -21,6 +21,7 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr size_t kBytesPerThread = 262144;  // less is not worth waking another thread
 constexpr size_t kBytesPerPart = 65536;
+constexpr size_t kRoundingCost = 8;  // bytes that it takes as long to read as to round a number
 
 const KernelTable& choose(const char* isa) {
   if (isa == nullptr) isa = std::getenv("FLASHLLM_ISA");
@@ -61,33 +62,143 @@ int Kernels::parts_of_vectors(size_t bytes, size_t vectors) const {
   return parts_for(bytes, std::min(vectors, kPartsPerThread * static_cast<size_t>(threads_)));
 }
 
-void Kernels::matvec_each(View<const uint8_t> bytes, View<const int64_t> begins, DType dtype,
-                          Matrix<const float> x, Matrix<float> out) {
-  const auto lock = enter();
-  check_equal("out", out.rows, begins.size);
-  if (x.rows != 1) check_equal("x", x.rows, begins.size);
+const DotInput* Kernels::prepare_each(DType dtype, Matrix<const float> x, size_t stride) {
+  if (inputs_.size() < x.rows) inputs_.resize(x.rows, QuantisedInput(fast_));
+  prepared_.resize(std::max(prepared_.size(), x.rows));
+  const int parts = parts_of_vectors(kRoundingCost * x.rows * x.columns, x.rows);
+  pool_->run(parts, [&](int part) {
+    const size_t end = part_begin(x.rows, part + 1, parts);
+    for (size_t v = part_begin(x.rows, part, parts); v < end; ++v) {
+      prepared_[v] = inputs_[v].prepare(dtype, x.data + v * stride, x.columns);
+    }
+  });
+  return prepared_.data();
+}
+
+void Kernels::multiply_each(View<const uint8_t> bytes, View<const int64_t> begins, size_t offset,
+                            DType dtype, Matrix<const float> x, size_t x_stride,
+                            Matrix<float> out) {
   const size_t row = row_bytes(dtype, x.columns).get();
-  check_begins(begins, Checked(row) * Checked(out.columns), bytes.size);
   const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
   const size_t rows = out.rows * out.columns;
   const int parts = parts_for(rows * row, kPartsPerThread * static_cast<size_t>(threads_));
+  const bool one_for_all = x.rows == 1;
+  const DotInput* const inputs = prepare_each(dtype, x, x_stride);
   pool_->run(parts, [&](int part) {
-    QuantisedInput rounded(fast_);
     const size_t end = part_begin(rows, part + 1, parts);
     for (size_t i = part_begin(rows, part, parts); i < end;) {
       const size_t number = i / out.columns;
       const size_t first = i % out.columns;
       const size_t last = std::min(out.columns, first + end - i);
-      const float* const vector = x.row(x.rows == 1 ? 0 : number);
-      // A vector that all share is rounded once a part, which takes little.
-      const DotInput input = rounded.prepare(dtype, vector, x.columns);
-      const uint8_t* const matrix = bytes.data + begins.data[number];
-      dot_each(
+      const DotInput& input = inputs[one_for_all ? 0 : number];
+      const uint8_t* const matrix = bytes.data + begins.data[number] + offset;
+      dot_apart(
           dot, {first, last, row}, [&](size_t r) { return matrix + r * row; }, input,
           out.row(number));
       i += last - first;
     }
   });
+}
+
+void Kernels::matvec_each(View<const uint8_t> bytes, View<const int64_t> begins, DType dtype,
+                          Matrix<const float> x, Matrix<float> out) {
+  const auto lock = enter();
+  check_equal("out", out.rows, begins.size);
+  if (x.rows != 1) check_equal("x", x.rows, begins.size);
+  const Checked row = row_bytes(dtype, x.columns);
+  check_begins(begins, row * Checked(out.columns), bytes.size);
+  multiply_each(bytes, begins, 0, dtype, x, x.columns, out);
+}
+
+namespace {
+
+// values [n] += floats that lie anywhere.
+void add_bytes(const uint8_t* from, size_t count, float* values) {
+  for (size_t i = 0; i < count; ++i) {
+    float bias = 0;
+    std::memcpy(&bias, from + i * sizeof(bias), sizeof(bias));
+    values[i] += bias;
+  }
+}
+
+}  // namespace
+
+void Kernels::apply_experts(const Experts& task) {
+  const auto lock = enter();
+  check_equal("out", task.out.rows, task.begins.size);
+  check_equal("room", task.room.rows, task.begins.size);
+  if (task.x.rows != 1) check_equal("x", task.x.rows, task.begins.size);
+  const size_t columns = task.x.columns;
+  if (task.out.columns != columns || task.room.columns % 2 != 0) {
+    throw std::invalid_argument("out has " + std::to_string(task.out.columns) +
+                                " columns and room " + std::to_string(task.room.columns) +
+                                "; as many as x, " + std::to_string(columns) +
+                                ", and twice the neurons were expected");
+  }
+  if (task.weights.size != 0) {
+    check_equal("weights", task.weights.size, task.begins.size);
+    check_equal("total", task.total.size, columns);
+  }
+  const size_t neurons = task.room.columns / 2;
+  const Checked gate_up = row_bytes(task.dtype, columns) * Checked(2 * neurons);
+  const Checked down = row_bytes(task.dtype, neurons) * Checked(columns);
+  const size_t biases = task.has_biases ? (2 * neurons + columns) * sizeof(float) : 0;
+  check_begins(task.begins, gate_up + down + Checked(biases), task.bytes.size);
+  const size_t biases_at = (gate_up + down).get();
+  multiply_each(task.bytes, task.begins, 0, task.dtype, task.x, columns, task.room);
+  const auto gate = [&](size_t i) {
+    float* const both = task.room.row(i);
+    if (task.has_biases) {
+      add_bytes(task.bytes.data + task.begins.data[i] + biases_at, 2 * neurons, both);
+    }
+    flash_core::gate_rows({both, 0, both + neurons, 0, task.slope, task.limit, task.up_offset,
+                           Matrix<float>{both, 1, neurons}});
+  };
+  const size_t experts = task.begins.size;
+  const int parts = parts_of_vectors(experts * 2 * neurons * sizeof(float), experts);
+  pool_->run(parts, [&](int part) {
+    for (size_t i = part_begin(experts, part, parts); i < part_begin(experts, part + 1, parts);
+         ++i) {
+      gate(i);
+    }
+  });
+  const Matrix<const float> hidden = {task.room.data, experts, neurons};
+  multiply_each(task.bytes, task.begins, gate_up.get(), task.dtype, hidden, 2 * neurons, task.out);
+  for (size_t i = 0; i < experts; ++i) {
+    float* const out = task.out.row(i);
+    if (task.has_biases) {
+      const uint8_t* const from = task.bytes.data + task.begins.data[i] + biases_at;
+      add_bytes(from + 2 * neurons * sizeof(float), columns, out);
+    }
+    if (task.weights.size == 0) continue;
+    const float weight = task.weights.data[i];
+    for (size_t c = 0; c < columns; ++c) task.total.data[c] += weight * out[c];
+  }
+}
+
+size_t Kernels::route(const Route& task) {
+  const auto lock = enter();
+  const size_t row = row_bytes(task.dtype, task.x.size).get();
+  const size_t experts = task.rows.size / row;
+  scores_.resize(2 * experts);
+  const Matrix<float> logits = {scores_.data(), 1, experts};
+  const Matrix<float> weights = {scores_.data() + experts, 1, experts};
+  const Matrix<const float> x = {task.x.data, 1, task.x.size};
+  check_matrix(task.rows, task.dtype, x, logits);
+  const size_t most = static_cast<size_t>(std::max<int64_t>(task.routing.per_token, 0));
+  check_equal("ids", task.ids.size, most);
+  check_equal("weights", task.weights.size, most);
+  if (task.bias.size != 0) check_equal("bias", task.bias.size, experts);
+  multiply_matrix(task.rows, task.dtype, x, logits, false);
+  for (size_t i = 0; i < task.bias.size; ++i) logits.data[i] += task.bias.data[i];
+  expert_weights({logits.data, 1, experts}, task.choice_bias, task.routing, weights);
+  size_t count = 0;
+  for (size_t i = 0; i < experts && count < most; ++i) {
+    if (weights.data[i] == 0) continue;
+    task.ids.data[count] = static_cast<int32_t>(i);
+    task.weights.data[count++] = weights.data[i];
+  }
+  return count;
 }
 
 void Kernels::dot_rows(const Rows& rows, View<const int32_t> ids, View<const float> x,
@@ -102,7 +213,7 @@ void Kernels::dot_rows(const Rows& rows, View<const int32_t> ids, View<const flo
     const size_t first = part_begin(ids.size, part, parts);
     const size_t end = part_begin(ids.size, part + 1, parts);
     const auto row = [&](size_t i) { return row_at(rows, ids.data[i]); };
-    dot_each(dot, {first, end, bytes}, row, input, out.data);
+    dot_apart(dot, {first, end, bytes}, row, input, out.data);
   });
 }
 
@@ -144,7 +255,7 @@ void Kernels::dot_rows_each(const Rows& rows, View<const int32_t> ids,
       const size_t first = run_begin(vector_ends, v);
       const size_t end = run_begin(vector_ends, v + 1);
       const auto row = [&](size_t i) { return row_at(rows, ids.data[i]); };
-      dot_each(dot, {first, end, bytes}, row, input, out.data);
+      dot_apart(dot, {first, end, bytes}, row, input, out.data);
     }
   });
 }
@@ -275,6 +386,10 @@ void Kernels::copy_rows(View<const uint8_t> from, View<const int32_t> from_ids, 
 
 void Kernels::attend(const Attend& task) {
   const auto lock = enter();
+  attend_held(task);
+}
+
+void Kernels::attend_held(const Attend& task) {
   HeadRuns* const runs = &attend_scratch_.runs;
   const AttendSizes sizes = check_attend(task, runs);
   const SeenRows seen = {static_cast<size_t>(task.seen.first), static_cast<size_t>(task.seen.end)};
@@ -319,6 +434,11 @@ void Kernels::attend_one(const Attention& task, size_t rows) {
 void Kernels::write_head_rows(const HeadRows& rows, View<const float> values, int64_t position,
                               View<uint8_t> cache) {
   const auto lock = enter();
+  write_held(rows, values, position, cache);
+}
+
+void Kernels::write_held(const HeadRows& rows, View<const float> values, int64_t position,
+                         View<uint8_t> cache) {
   const WriteSizes sizes = check_write(rows, values, position, cache);
   const size_t head_values = sizes.tokens * sizes.columns;
   const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
@@ -340,6 +460,45 @@ void Kernels::write_head_rows(const HeadRows& rows, View<const float> values, in
   for (const float* row : refused) {
     if (row != nullptr) refuse_row(rows.dtype, row, sizes.columns);
   }
+}
+
+void Kernels::attend_projected(const AttendProjected& task) {
+  const auto lock = enter();
+  placed_.resize(task.query.size + task.key.size);
+  const auto place = [&](View<const float> from, View<const float> norm, float* to) {
+    const size_t turned = task.cos.size == 0 ? 0 : 1;
+    const PlaceHeads placing = {{from.data, 1, from.size},
+                                task.rows.columns,
+                                norm,
+                                task.eps,
+                                {task.cos.data, turned, task.cos.size},
+                                {task.sin.data, turned, task.sin.size},
+                                {to, from.size}};
+    check_place(placing);
+    flash_core::place_heads(placing, 0, 1);
+    return View<const float>{to, from.size};
+  };
+  const auto query = place(task.query, task.query_norm, placed_.data());
+  const auto key = place(task.key, task.key_norm, placed_.data() + task.query.size);
+  const auto write = [&](const char* name, View<const float> values, View<uint8_t> cache) {
+    try {
+      write_held(task.rows, values, task.position, cache);
+    } catch (const std::overflow_error& error) {
+      throw std::overflow_error(std::string(name) + ": " + error.what());
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(std::string(name) + ": " + error.what());
+    }
+  };
+  write("key", key, task.keys);
+  write("value", task.value, task.values);
+  attend_held({query,
+               {task.keys.data, task.keys.size},
+               {task.values.data, task.values.size},
+               task.rows,
+               {task.first, task.position + 1},
+               task.scale,
+               task.out,
+               task.sinks});
 }
 
 void Kernels::norm_rows(const NormRows& task) {

@@ -17,11 +17,76 @@
 #include "dtype.h"
 #include "kernel_table.h"
 #include "quantised_input.h"
+#include "routing.h"
 #include "rows.h"
 #include "token_rows.h"
 #include "view.h"
 
 namespace flash_core {
+
+// A matrix [n, d] that others are multiplied beside, and its product: out [vectors, n], each row
+// plus `bias` [n], or none.
+struct SharedProduct {
+  View<const uint8_t> rows;
+  View<const float> bias;
+  Matrix<float> out;
+};
+
+// Experts that lie at bytes begins[i]: a gate [neurons, d], up of the same and down [d, neurons]
+// one behind the other, and where `has_biases` those of the three in f32. Each gets its vector of x
+// [experts, d], or the only one; out [experts, d] are their outputs. How gate and up are put
+// together is said at GateRows. `room` [experts, 2 * neurons] is memory to work in. Where there are
+// `weights` [experts], `total` [d] += each output times its weight, in order.
+struct Experts {
+  View<const uint8_t> bytes;
+  View<const int64_t> begins;
+  DType dtype;
+  bool has_biases;
+  float slope;
+  float limit;
+  float up_offset;
+  Matrix<const float> x;
+  Matrix<float> room;
+  Matrix<float> out;
+  View<const float> weights;
+  View<float> total;
+};
+
+// A router [experts, d] with its bias, or none, and the token x [d] that it chooses experts for. As
+// many as it can choose at most, ascending, and their weights: `ids` and `weights` [per_token].
+struct Route {
+  View<const uint8_t> rows;
+  DType dtype;
+  View<const float> bias;
+  View<const float> choice_bias;
+  Routing routing;
+  View<const float> x;
+  View<int32_t> ids;
+  View<float> weights;
+};
+
+// A token's queries, keys and values as they are projected, [heads * columns] each: these are
+// placed as place_heads() does, with a norm [columns] and angles [pairs], or without, and keys and
+// values become the rows of `position`. Then it attends to positions from `first` to that one, as
+// Attend says.
+struct AttendProjected {
+  View<const float> query;
+  View<const float> key;
+  View<const float> value;
+  View<const float> query_norm;
+  View<const float> key_norm;
+  double eps;
+  View<const float> cos;
+  View<const float> sin;
+  View<uint8_t> keys;    // [kv_heads, capacity, row]
+  View<uint8_t> values;  // as keys
+  HeadRows rows;
+  int64_t first;
+  int64_t position;
+  float scale;
+  View<float> out;          // as query
+  View<const float> sinks;  // as of Attend
+};
 
 class Kernels {
  public:
@@ -62,6 +127,18 @@ class Kernels {
   void matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x, Matrix<float> out,
               bool tiled = false);
 
+  // matmul() of matrices of one encoding with the same vectors, each plus its bias: the same bits,
+  // in one job where there is one vector.
+  void matmul_several(const std::vector<SharedProduct>& products, DType dtype,
+                      Matrix<const float> x, bool tiled);
+
+  // The outputs of gated experts: the bits of matvec_each(), gate_rows() and matvec_each() again.
+  void apply_experts(const Experts& task);
+
+  // The experts whose weights are not 0: the bits of matmul() and expert_weights(). Returns how
+  // many.
+  size_t route(const Route& task);
+
   // Rows of a tile of this encoding; 0 where the instruction set has no tiles of it.
   size_t tile_rows(DType dtype);
 
@@ -82,6 +159,10 @@ class Kernels {
 
   // out = what one token's heads make of the positions that it sees; errors as of check_attend.
   void attend(const Attend& task);
+
+  // The bits of place_heads(), write_head_rows() and attend(). What is wrong with a row that cannot
+  // be encoded begins with "key: " or "value: ".
+  void attend_projected(const AttendProjected& task);
 
   // The same of rows in runs: the bits of attend() where they are those of its positions.
   void attend_runs(const AttendRuns& task);
@@ -134,12 +215,27 @@ class Kernels {
   std::unique_lock<std::mutex> enter();
   // Parts of a job over so many bytes, of which each thread may take several.
   int parts_for(size_t bytes, size_t most) const;
+  // attend() and write_head_rows(), with the lock held.
+  void attend_held(const Attend& task);
+  void write_held(const HeadRows& rows, View<const float> values, int64_t position,
+                  View<uint8_t> cache);
   // `rows` of keys are multiplied, all heads of them together.
   void attend_one(const Attention& task, size_t rows);
   // Where row_of(id) is a row for as long as decoding it takes.
   template <class RowOf>
   void decode_each(DType dtype, const RowOf& row_of, View<const int32_t> ids, size_t columns,
                    View<float> out);
+  // What dots take of each vector of x, which lie `stride` values apart; until the next call.
+  const DotInput* prepare_each(DType dtype, Matrix<const float> x, size_t stride);
+  // matvec_each() of checked matrices that begin `offset` bytes behind `begins`, with such vectors.
+  void multiply_each(View<const uint8_t> bytes, View<const int64_t> begins, size_t offset,
+                     DType dtype, Matrix<const float> x, size_t x_stride, Matrix<float> out);
+  // matmul() of what has been checked.
+  void multiply_matrix(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
+                       Matrix<float> out, bool tiled);
+  // Of one vector, with all the matrices in one job.
+  void multiply_together(const std::vector<SharedProduct>& products, DType dtype,
+                         View<const float> x, bool tiled);
   // The product kernel of matrices in tiles of `rows` rows; invalid_argument where there is none.
   const ProductKernel& tiled_product(DType dtype, size_t rows) const;
   // Products of all rows with all vectors, of which row_of(i) gives where row i lies.
@@ -171,6 +267,9 @@ class Kernels {
   std::mutex mutex_;
   std::unique_ptr<ComputePool> pool_;
   std::vector<QuantisedInput> inputs_;  // of vectors that are multiplied with rows as they lie
+  std::vector<DotInput> prepared_;      // of the same
+  std::vector<float> scores_;           // of a router
+  std::vector<float> placed_;           // a token's queries, then its keys
   std::vector<float> partial_;          // [columns], whole units; each part has its own range
   AttendScratch attend_scratch_;
   std::vector<HeadRuns> runs_of_each_;  // of each context

@@ -167,8 +167,8 @@ void Kernels::multiply_one_by_one(DType dtype, size_t row_bytes, const RowOf& ro
     pool_->run(parts, [&](int part) {
       const size_t first = part_begin(out.columns, part, parts);
       const size_t end = part_begin(out.columns, part + 1, parts);
-      dot_each(dot, {first, end, row_bytes}, row_of, inputs.data(),
-               {out.row(v), count, out.columns});
+      dot_apart(dot, {first, end, row_bytes}, row_of, inputs.data(),
+                {out.row(v), count, out.columns});
     });
   }
 }
@@ -248,19 +248,96 @@ void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x,
   matmul(rows, dtype, {x.data, 1, x.size}, {out.data, 1, out.size}, false);
 }
 
+void Kernels::multiply_matrix(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
+                              Matrix<float> out, bool tiled) {
+  if (tiled) return multiply_tiled(rows, dtype, x, out);
+  const size_t stride = row_bytes(dtype, x.columns).get();
+  multiply(dtype, stride, [&](size_t i) { return rows.data + i * stride; }, x, out);
+}
+
 void Kernels::matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
                      Matrix<float> out, bool tiled) {
   const auto lock = enter();
-  check_vectors("x", x.rows, "out", out.rows);
-  const Checked bytes = row_bytes(dtype, x.columns);
-  if (!(bytes * Checked(out.columns) == Checked(rows.size))) {
-    throw std::invalid_argument("rows has " + std::to_string(rows.size) + " bytes; " +
-                                std::to_string(out.columns) + " rows of " +
-                                std::to_string(bytes.get()) + " were expected");
+  check_matrix(rows, dtype, x, out);
+  multiply_matrix(rows, dtype, x, out, tiled);
+}
+
+void Kernels::multiply_together(const std::vector<SharedProduct>& products, DType dtype,
+                                View<const float> x, bool tiled) {
+  const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
+  const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
+  const size_t row = row_bytes(dtype, x.size).get();
+  const size_t unit = tiled ? kernel.rows : 1;  // rows that stay together
+  size_t rows = 0;
+  for (const SharedProduct& one : products) rows += one.out.columns;
+  DotInput input = {};
+  TileVectors vector = {};
+  if (tiled) {
+    const uint8_t* const packed = pack_vectors(dtype, {x.data, 1, x.size});
+    vector = {packed, 1, x.size, fast_, packed};
+  } else {
+    input = inputs_[0].prepare(dtype, x.data, x.size);
   }
-  if (tiled) return multiply_tiled(rows, dtype, x, out);
-  const size_t stride = bytes.get();
-  multiply(dtype, stride, [&](size_t i) { return rows.data + i * stride; }, x, out);
+  const auto multiply_rows = [&](const SharedProduct& one, size_t first, size_t end) {
+    float* const out = one.out.data;
+    if (tiled) {
+      const size_t quarter = (end - first) / unit / kTilesApart * unit;
+      for (size_t r = first; r < first + quarter; r += unit) {
+        std::array<const uint8_t*, kTilesApart> tiles;
+        std::array<float*, kTilesApart> outs;
+        for (size_t t = 0; t < kTilesApart; ++t) {
+          tiles[t] = one.rows.data + (r + t * quarter) * row;
+          outs[t] = out + r + t * quarter;
+        }
+        kernel.multiply_apart(tiles, vector, outs);
+      }
+      for (size_t r = first + kTilesApart * quarter; r < end; r += unit) {
+        kernel.multiply({one.rows.data + r * row, unit}, vector, out + r, one.out.columns);
+      }
+    } else {
+      dot_apart(
+          dot, {first, end, row}, [&](size_t r) { return one.rows.data + r * row; }, input, out);
+    }
+    if (one.bias.size == 0) return;
+    for (size_t r = first; r < end; ++r) out[r] += one.bias.data[r];
+  };
+  const size_t units = rows / unit;
+  const int parts =
+      parts_for(rows * row, std::min(units, kPartsPerThread * static_cast<size_t>(threads_)));
+  pool_->run(parts, [&](int part) {
+    const size_t first = part_begin(units, part, parts) * unit;
+    const size_t end = part_begin(units, part + 1, parts) * unit;
+    size_t begin = 0;  // of a matrix, among the rows of all
+    for (const SharedProduct& one : products) {
+      const size_t from = std::max(first, begin);
+      const size_t to = std::min(end, begin + one.out.columns);
+      if (from < to) multiply_rows(one, from - begin, to - begin);
+      begin += one.out.columns;
+    }
+  });
+}
+
+void Kernels::matmul_several(const std::vector<SharedProduct>& products, DType dtype,
+                             Matrix<const float> x, bool tiled) {
+  const auto lock = enter();
+  for (const SharedProduct& one : products) {
+    check_matrix(one.rows, dtype, x, one.out);
+    if (tiled) tiled_product(dtype, one.out.columns);
+    if (one.bias.size != 0) check_equal("bias", one.bias.size, one.out.columns);
+  }
+  if (x.rows == 1) return multiply_together(products, dtype, {x.data, x.columns}, tiled);
+  for (const SharedProduct& one : products) {
+    multiply_matrix(one.rows, dtype, x, one.out, tiled);
+    if (one.bias.size == 0) continue;
+    const int parts = parts_of_vectors(x.rows * one.out.columns * sizeof(float), x.rows);
+    pool_->run(parts, [&](int part) {
+      for (size_t v = part_begin(x.rows, part, parts); v < part_begin(x.rows, part + 1, parts);
+           ++v) {
+        float* const out = one.out.row(v);
+        for (size_t r = 0; r < one.out.columns; ++r) out[r] += one.bias.data[r];
+      }
+    });
+  }
 }
 
 void Kernels::dot_rows_all(const Rows& rows, View<const int32_t> ids, Matrix<const float> x,

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checked.h"
 #include "kernel_table.h"
 #include "kernels.h"
 
@@ -42,6 +43,16 @@ inline void check_vectors(const char* what, size_t count, const char* result, si
     throw std::invalid_argument(std::string(what) + " has " + std::to_string(count) + " rows and " +
                                 result + " " + std::to_string(vectors) + ": one a vector");
   }
+}
+
+inline void check_matrix(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
+                         Matrix<float> out) {
+  check_vectors("x", x.rows, "out", out.rows);
+  const Checked bytes = row_bytes(dtype, x.columns);
+  if (bytes * Checked(out.columns) == Checked(rows.size)) return;
+  throw std::invalid_argument("rows has " + std::to_string(rows.size) + " bytes; " +
+                              std::to_string(out.columns) + " rows of " +
+                              std::to_string(bytes.get()) + " were expected");
 }
 
 // Rows of a panel that are whole tiles, or fewer where there are no more.

@@ -1,31 +1,88 @@
 #include "quantised_input.h"
 
+#include <algorithm>
 #include <cstring>
 
+#include "exponentials.h"
 #include "rounding.h"
 
 namespace flash_core {
 
 namespace {
 
-void split(const int32_t* numbers, size_t count, int8_t* high, int8_t* low) {
+// Where the numbers of a vector go, as DotInput says.
+struct Halves {
+  int8_t* high;
+  int8_t* low;
+  int32_t* seeds;
+  float* scales;
+  size_t half_stride;
+};
+
+constexpr size_t kGroupsAtOnce = 16;
+constexpr size_t kAtOnce = kGroupsAtOnce * kGroup;
+
+// At most kGroupsAtOnce whole groups of x, where weights have four bits, or eight. Step by step in
+// memory of its own, so that compilers make vectors of each.
+template <bool kFourBits>
+[[gnu::always_inline]] inline void round_some_groups(const float* x, size_t groups, bool only_high,
+                                                     float unit, const Halves& to) {
+  constexpr size_t kTogether = kFourBits ? kGroup / 2 : kGroup;
+  int32_t numbers[kAtOnce];
+  int8_t high[kAtOnce];
+  int8_t low[kAtOnce];
+  int32_t sums[kAtOnce / 4];
+  const size_t count = groups * kGroup;
+  for (size_t g = 0; g < groups; ++g) {
+    to.scales[g] = round_together(x + g * kGroup, kGroup, numbers + g * kGroup) / unit;
+  }
+  if (only_high) {  // the nearest numbers without a low half
+    for (size_t i = 0; i < count; ++i) numbers[i] -= ((numbers[i] + 64) & 127) - 64;
+  }
   for (size_t i = 0; i < count; ++i) {
     const int32_t rest = ((numbers[i] + 64) & 127) - 64;
     low[i] = static_cast<int8_t>(rest);
-    high[i] = static_cast<int8_t>((numbers[i] - rest) / 128);
+    high[i] = static_cast<int8_t>((numbers[i] - rest) >> 7);  // a whole multiple of 128
+  }
+  for (size_t i = 0; i < count / 4; ++i) {
+    const int32_t* const four = numbers + 4 * i;
+    sums[i] = four[0] + four[1] + four[2] + four[3];
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    for (size_t half = 0; half < kGroup / kTogether; ++half) {
+      const size_t from = g * kGroup + half * kTogether;
+      const size_t at = half * to.half_stride + g * kTogether;
+      std::memcpy(to.high + at, high + from, kTogether);
+      std::memcpy(to.low + at, low + from, kTogether);
+      for (size_t lane = 0; lane < kTogether / 4; ++lane) {
+        to.seeds[g * kTogether / 4 + lane] -= sums[from / 4 + lane];
+      }
+    }
   }
 }
 
-// The nearest numbers without a low half.
-void round_to_high(int32_t* numbers) {
-  for (size_t i = 0; i < kGroup; ++i) numbers[i] -= ((numbers[i] + 64) & 127) - 64;
+template <bool kFourBits>
+[[gnu::always_inline]] inline void round_groups(const float* x, size_t groups, bool only_high,
+                                                float unit, Halves to) {
+  constexpr size_t kTogether = kFourBits ? kGroup / 2 : kGroup;
+  for (size_t g = 0; g < groups; g += kGroupsAtOnce) {
+    round_some_groups<kFourBits>(x + g * kGroup, std::min(groups - g, kGroupsAtOnce), only_high,
+                                 unit, to);
+    to.high += kGroupsAtOnce * kTogether;
+    to.low += kGroupsAtOnce * kTogether;
+    to.seeds += kGroupsAtOnce * kTogether / 4;
+    to.scales += kGroupsAtOnce;
+  }
 }
 
-void sum_lanes(const int32_t* numbers, size_t lanes, int32_t* seeds) {
-  for (size_t lane = 0; lane < lanes; ++lane) {
-    const int32_t* four = numbers + 4 * lane;
-    seeds[lane] -= four[0] + four[1] + four[2] + four[3];
-  }
+FLASH_WIDE void round_groups_of_eight_bits(const float* x, size_t groups, bool only_high,
+                                           float unit, const Halves& to) {
+  round_groups<false>(x, groups, only_high, unit, to);
+}
+
+FLASH_WIDE void round_groups_of_four_bits(const float* x, size_t groups, bool only_high, float unit,
+                                          const Halves& to) {
+  round_groups<true>(x, groups, only_high, unit, to);
 }
 
 }  // namespace
@@ -43,29 +100,23 @@ DotInput QuantisedInput::prepare(DType dtype, const float* x, size_t columns) {
   low_.assign(padded * kGroup, 0);
   seeds_.assign(padded * lanes, 0);
   scales_.assign(padded, 0.0F);
-  for (size_t g = 0; g < groups; ++g) {
-    float last[kGroup] = {};
-    const float* values = x + g * kGroup;
-    if (columns - g * kGroup < kGroup) {
-      std::memcpy(last, values, (columns - g * kGroup) * sizeof(float));
-      values = last;
-    }
-    int32_t numbers[kGroup];
-    const float scale = round_together(values, kGroup, numbers);
-    if (only_high_) round_to_high(numbers);
-    int32_t* seeds = seeds_.data() + g * lanes;
-    scales_[g] = scale / static_cast<float>(byte_unit(dtype));
+  const auto unit = static_cast<float>(byte_unit(dtype));
+  const auto round = [&](const float* from, size_t first, size_t count) {
+    const size_t at = first * group_bytes(dtype);
+    const Halves to = {high_.data() + at, low_.data() + at, seeds_.data() + first * lanes,
+                       scales_.data() + first, half_stride};
     if (dtype == DType::int8) {
-      split(numbers, kGroup, high_.data() + g * kGroup, low_.data() + g * kGroup);
-      sum_lanes(numbers, lanes, seeds);
-      continue;
+      round_groups_of_eight_bits(from, count, only_high_, unit, to);
+    } else {
+      round_groups_of_four_bits(from, count, only_high_, unit, to);
     }
-    for (size_t half = 0; half < 2; ++half) {
-      const size_t at = half * half_stride + g * kGroup / 2;
-      const int32_t* from = numbers + half * kGroup / 2;
-      split(from, kGroup / 2, high_.data() + at, low_.data() + at);
-      sum_lanes(from, lanes, seeds);
-    }
+  };
+  const size_t whole = columns / kGroup;
+  round(x, 0, whole);
+  if (whole < groups) {
+    float last[kGroup] = {};
+    std::memcpy(last, x + whole * kGroup, (columns - whole * kGroup) * sizeof(float));
+    round(last, whole, 1);
   }
   input.high = high_.data();
   input.low = low_.data();

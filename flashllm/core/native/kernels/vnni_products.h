@@ -118,6 +118,11 @@ FLASH_INLINE void add_dot(__m512i* lanes, __m512i weights, __m512i numbers) {
   asm("vpdpbusd %2, %1, %0" : "+v"(*lanes) : "v"(weights), "v"(numbers));
 }
 
+// Memory is asked for so many bytes ahead, of one tile or of each of several; behind the last one
+// there may be nothing to read.
+constexpr size_t kTileBytesAhead = 8192;
+constexpr size_t kTileBytesAheadApart = 1024;
+
 // A tile of rows, with one of so many vectors.
 template <class Numbers, size_t Vectors>
 struct TileLanes {
@@ -127,11 +132,10 @@ struct TileLanes {
   static constexpr size_t kWeightBytes = RowLanes::rows * group_bytes(Numbers::dtype);
   static constexpr size_t row_group_bytes = kWeightBytes + RowLanes::rows * Scale::item_bytes;
   static constexpr size_t vector_group_bytes = Vectors * RowLanes::member_group_bytes;
-  static constexpr size_t kBytesAhead = 8192;  // behind the last tile there may be nothing to read
 
   // Adds a group to the sums of the vectors. Halves of their numbers have lanes of their own, so
   // that no product waits for one of the other half.
-  template <bool kOnlyHigh>
+  template <bool kOnlyHigh, size_t kBytesAhead>
   FLASH_INLINE void add_group(const uint8_t* rows, const uint8_t* x, __m512 (*sums)[kAcross]) {
     constexpr size_t kHalfBytes = Vectors * kGroup;
     __m512i high[Vectors][kAcross];
@@ -263,46 +267,54 @@ void pack_vector_lanes(const DotInput& x, size_t member, size_t members, uint8_t
   }
 }
 
-template <class Numbers, size_t Count, bool kOnlyHigh>
-FLASH_TARGET void multiply_lanes(const TilePanel& panel, const TileVectors& x, float* out,
+// Several tiles by turns, of which the last has `rows` rows; out[t] is of row 0 of tile t.
+template <class Numbers, size_t Tiles, size_t Count, bool kOnlyHigh>
+FLASH_TARGET void multiply_lanes(const std::array<const uint8_t*, Tiles>& tiles, size_t rows,
+                                 const TileVectors& x, const std::array<float*, Tiles>& out,
                                  size_t out_stride) {
   using Tile = TileLanes<Numbers, Count>;
   constexpr size_t kAcross = RowLanes::across;
+  constexpr size_t kAhead = Tiles == 1 ? kTileBytesAhead : kTileBytesAheadApart;
   const LaneOrder order(group_count(x.columns));
-  const uint8_t* rows = panel.packed;
+  std::array<const uint8_t*, Tiles> at = tiles;
   const uint8_t* vectors = x.packed;
   // Sums of 1, 2, 4 and 8 lanes that wait for their neighbours, and that of all 16. Without groups
   // a lane is zero, which changes no other one, for none is a negative zero.
-  __m512 waiting[5][Count][kAcross];
+  __m512 waiting[5][Tiles][Count][kAcross];
   bool waits[5] = {};
   for (size_t place = 0; place < kInputGroups; ++place) {
-    __m512 sums[Count][kAcross];
+    __m512 sums[Tiles][Count][kAcross];
     bool any = order.groups[place] != 0;
-    for (auto& of_vector : sums) std::fill_n(of_vector, kAcross, V::zero());
+    std::fill_n(&sums[0][0][0], Tiles * Count * kAcross, V::zero());
     for (size_t g = 0; g < order.groups[place]; ++g) {
-      Tile::template add_group<kOnlyHigh>(rows, vectors, sums);
-      rows += Tile::row_group_bytes;
+#pragma GCC unroll 4
+      for (size_t t = 0; t < Tiles; ++t) {
+        Tile::template add_group<kOnlyHigh, kAhead>(at[t], vectors, sums[t]);
+        at[t] += Tile::row_group_bytes;
+      }
       vectors += Tile::vector_group_bytes;
     }
     size_t level = 0;
     for (; (place >> level & 1) != 0; ++level) {
       if (!waits[level]) continue;
-      for (size_t v = 0; v < Count; ++v) {
-        for (size_t i = 0; i < kAcross; ++i) {
-          const __m512 neighbour = waiting[level][v][i];
-          sums[v][i] = any ? V::add(neighbour, sums[v][i]) : neighbour;
-        }
+      const __m512* const neighbours = &waiting[level][0][0][0];
+      __m512* const own = &sums[0][0][0];
+      for (size_t i = 0; i < Tiles * Count * kAcross; ++i) {
+        own[i] = any ? V::add(neighbours[i], own[i]) : neighbours[i];
       }
       any = true;
     }
     waits[level] = any;
     if (any) std::memcpy(waiting[level], sums, sizeof(sums));
   }
-  for (size_t i = 0; i < kAcross && 16 * i < panel.rows; ++i) {
-    const size_t left = std::min(panel.rows - 16 * i, size_t{16});
-    const auto there = static_cast<__mmask16>((1U << left) - 1);
-    for (size_t v = 0; v < Count; ++v) {
-      _mm512_mask_storeu_ps(out + v * out_stride + 16 * i, there, waiting[4][v][i]);
+  for (size_t t = 0; t < Tiles; ++t) {
+    const size_t there = t + 1 < Tiles ? RowLanes::rows : rows;
+    for (size_t i = 0; i < kAcross && 16 * i < there; ++i) {
+      const size_t left = std::min(there - 16 * i, size_t{16});
+      const auto mask = static_cast<__mmask16>((1U << left) - 1);
+      for (size_t v = 0; v < Count; ++v) {
+        _mm512_mask_storeu_ps(out[t] + v * out_stride + 16 * i, mask, waiting[4][t][v][i]);
+      }
     }
   }
 }
@@ -314,8 +326,19 @@ void multiply_row_lanes(const TilePanel& panel, const TileVectors& x, float* out
   if constexpr (Count > 1) {
     if (x.count < Count) return multiply_row_lanes<Numbers, Count - 1>(panel, x, out, out_stride);
   }
-  if (x.only_high) return multiply_lanes<Numbers, Count, true>(panel, x, out, out_stride);
-  multiply_lanes<Numbers, Count, false>(panel, x, out, out_stride);
+  if (x.only_high) {
+    return multiply_lanes<Numbers, 1, Count, true>({panel.packed}, panel.rows, x, {out},
+                                                   out_stride);
+  }
+  multiply_lanes<Numbers, 1, Count, false>({panel.packed}, panel.rows, x, {out}, out_stride);
+}
+
+template <class Numbers>
+void multiply_apart(const std::array<const uint8_t*, kTilesApart>& tiles, const TileVectors& x,
+                    const std::array<float*, kTilesApart>& out) {
+  constexpr size_t kRows = RowLanes::rows;
+  if (x.only_high) return multiply_lanes<Numbers, kTilesApart, 1, true>(tiles, kRows, x, out, 0);
+  multiply_lanes<Numbers, kTilesApart, 1, false>(tiles, kRows, x, out, 0);
 }
 
 template <class Numbers>
@@ -332,6 +355,7 @@ ProductKernel lane_product() {
   kernel.unpack_row = unpack_row_lanes<Numbers>;
   kernel.pack_vector = pack_vector_lanes<Numbers>;
   kernel.multiply = multiply_row_lanes<Numbers>;
+  kernel.multiply_apart = multiply_apart<Numbers>;
   return kernel;
 }
 
