@@ -106,7 +106,7 @@ class FeedForwardDecode:
         """[1, d_model] to [1, d_model]: the active bundles only, each times its weight."""
         clock, weights = self._clock, self._weights[layer]
         clock.switch("predict")
-        vector: Vector = np.ascontiguousarray(inputs.ffn)[0]
+        vector: Vector = inputs.ffn[0]
         out = np.zeros(self._spec.d_model, dtype=np.float32)
         early = self._chosen_early.pop(layer, None)
         active, gate = early or self.active_set(layer, inputs)
@@ -159,7 +159,7 @@ class FeedForwardDecode:
         """The active set of a token in a layer, and its resident gate's outputs [d_ffn], if any."""
         gate = self._weights[layer].gate_outputs(self._spec, inputs.ffn)
         reads: Reads = "ffn" if self.selector is None else self.selector.reads
-        read: Vector = np.ascontiguousarray(inputs.of(reads))[0]
+        read: Vector = inputs.of(reads)[0]
         return self._select(layer, read, gate), gate
 
     def choose_early(self, layer: int, inputs: LayerInputs) -> Ids:

@@ -105,7 +105,8 @@ class Experts:
 
     def _begins(self, positions: Ids) -> NDArray[np.int64]:
         """The first bytes of the experts at `positions`."""
-        return positions.astype(np.int64) * self.stride
+        begins: NDArray[np.int64] = np.multiply(positions, self.stride, dtype=np.int64)
+        return begins
 
     def add_outputs(
         self,

@@ -94,6 +94,7 @@ class TokenSchedule:
         spans = [Span(context.keys_values, 1, is_decoded=True)]
         x = transformer.embed([token], spans)
         rotations = transformer.rotations(spans)
+        reads_early = len(feed_forward.prefetchers) > 0
         for index in range(transformer.spec.n_layers):
             self._before_layer(index)
             x = transformer.block(
@@ -102,7 +103,9 @@ class TokenSchedule:
                 rotations,
                 spans,
                 functools.partial(feed_forward.token, index - dense),
-                functools.partial(self._before_attention, index) if index >= dense else None,
+                functools.partial(self._before_attention, index)
+                if reads_early and index >= dense
+                else None,
             )
         context.append_decoded(token)
         self._pool.advance()
@@ -110,8 +113,6 @@ class TokenSchedule:
         return x
 
     def _before_attention(self, index: int, x: Floats, normed: Floats) -> None:
-        if not self._feed_forward.prefetchers:
-            return
         known, spec = None, self._transformer.spec
         if spec.block == "parallel":
             known = LayerInputs(self._transformer.parallel_input(index, x, normed), x, x)
