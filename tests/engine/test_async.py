@@ -166,7 +166,7 @@ async def test_errors_come_out_where_a_token_is_awaited(
         raise ReadFailed("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(KvCache, "append", broken)
+        patch.setattr(KvCache, "attend_projected", broken)
         with pytest.raises(ReadFailed, match="gone"):
             await anext(answer)
     assert [token async for token in answer] == []

@@ -112,7 +112,7 @@ def test_an_answer_that_failed_frees_its_context(
     first = model.generate(OTHER, 5)
     next(first)
     with monkeypatch.context() as patch:
-        patch.setattr(KvCache, "append", _disk_is_gone)
+        patch.setattr(KvCache, "attend_projected", _disk_is_gone)
         with pytest.raises(ReadFailed):
             next(first)
     assert (list(first), first.finish_reason) == ([], None)
@@ -202,15 +202,15 @@ def test_a_failed_answer_leaves_those_of_other_contexts_alone(
     found = [next(other).id]
     next(one)
     calls = 0
-    append = KvCache.append
+    attend = KvCache.attend_projected
 
-    def fails_in_the_second_layer(*arguments: Any) -> int:
+    def fails_in_the_second_layer(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        return _disk_is_gone() if calls == 2 else append(*arguments)
+        return _disk_is_gone() if calls == 2 else attend(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(KvCache, "append", fails_in_the_second_layer)
+        patch.setattr(KvCache, "attend_projected", fails_in_the_second_layer)
         with pytest.raises(ReadFailed):
             next(one)
     assert found + [token.id for token in other] == expected
