@@ -142,7 +142,7 @@ class KvCache(SeesEverything):
                 self._heads, first, position, scale, out[0], sinks,
             )  # fmt: skip
         except (OverflowError, ValueError) as error:
-            raise self._writer.named_by_itself(error, layer) from error
+            raise self._writer.error_of_projected(error, layer) from error
         return out
 
     def is_in_dram(self, layer: int) -> bool:

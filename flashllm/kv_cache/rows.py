@@ -62,8 +62,8 @@ class RowWriter:
         except (OverflowError, ValueError) as error:
             raise self._named(error, layer, name) from error
 
-    def named_by_itself(self, error: Exception, layer: int) -> ModelError:
-        """What `attend_projected` could not write: its error begins with key or value."""
+    def error_of_projected(self, error: Exception, layer: int) -> ModelError:
+        """Of a row that `attend_projected` refused: its error begins with key or value."""
         name, _, what = str(error).partition(": ")
         assert name in ("key", "value"), error
         return self._named(type(error)(what), layer, name)

@@ -14,7 +14,7 @@ from flashllm.dtypes import GROUP
 from flashllm.engine.loading import load_decoder
 from flashllm.errors import Cancelled, MemoryCeilingTooSmall, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.kv_cache.dram import KvCache
+from flashllm.kv_cache.dram import KvCache, Placing
 from flashllm.large_arrays import Floats
 from flashllm.model.attention import Attention, Span
 from flashllm.model.decoder import Decoder
@@ -223,6 +223,18 @@ def test_what_cannot_be_written_of_several_contexts_says_where() -> None:
     with pytest.raises(ModelError, match="layer 0: a key of attention is no number"):
         one.attend_each([other], 0, (keys, values, queries), 0, 0.1, None, out)
     assert (one.length, other.length) == (3, 9)
+
+
+def test_what_cannot_be_written_of_a_projected_token_says_where() -> None:
+    cache, placing = filled("f16", [3]), Placing(None, None, 0.0, None, None)
+    key, value, query = token_rows(1, 6, 5), token_rows(1, 6, 6), token_rows(1, 12, 7)
+    value[0, 479] = 70000
+    with pytest.raises(ModelError, match="layer 1: a value of attention is too large"):
+        cache.attend_projected(1, (key, value, query), placing, 0, 0.1, None)
+    key[0, 0] = np.nan
+    with pytest.raises(ModelError, match="layer 0: a key of attention is no number"):
+        cache.attend_projected(0, (key, value, query), placing, 0, 0.1, None)
+    assert cache.length == 3
 
 
 def greedy(decoder: Decoder, count: int = 30) -> list[int]:

@@ -1,5 +1,5 @@
-// What a token takes besides attention and bundles, for Python: types in, types out, as in
-// binding.cpp.
+// Products that go together, routing, and what lies between products, for Python: types in, types
+// out, as in binding.cpp.
 #include <stdexcept>
 #include <string>
 
